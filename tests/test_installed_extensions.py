@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from corellm import LLM
+from corellm import LLM, cli
 from corellm.attention.registry import select_backend
 from corellm.cli import main
 from corellm.errors import BrokenPluginError, ConfigError, ContractError, PluginError
@@ -159,7 +159,7 @@ def test_commands_go_on_without_a_broken_one(
     assert words in told.err
     assert told.err.startswith("corellm: warning: ")
     assert "'mine' of toy" in told.err
-    assert "toy           1.0      mine" in told.out
+    assert ["toy", "1.0", "mine"] in [line.split() for line in told.out.splitlines()]
 
 
 def test_a_command_without_a_function(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,3 +219,21 @@ def test_sampling_and_merging_are_called(install: Install) -> None:
 
 def test_backends_are_chosen_by_name() -> None:
     assert select_backend(CPU, torch.float32, "reference").name == "reference"
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS_OF_EXTENSIONS)
+def test_a_command_of_a_missing_extension(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error says what to install; the help shows no example of it."""
+    monkeypatch.setattr(cli, "_add_extension_commands", lambda subparsers: None)
+    with pytest.raises(SystemExit, match="2"):
+        main([command])
+    assert f"./extensions/{cli.COMMANDS_OF_EXTENSIONS[command]}" in capsys.readouterr().err
+    assert f"corellm {command}" not in cli.build_parser().format_help()
+
+
+def test_commands_of_extensions_are_known_where_they_are_missing() -> None:
+    """Those of the checkout's own extensions are in the table; each is there once they are installed."""
+    own = {"run", "embed", "inspect", "plugins", "new-plugin"}
+    assert cli._subparsers(cli.build_parser()).choices.keys() == own | cli.COMMANDS_OF_EXTENSIONS.keys()

@@ -129,7 +129,9 @@ def timed(source: str) -> Iterator[tuple[str, str]]:
 
 def files() -> list[Path]:
     """Those of all tests."""
-    return sorted([*ROOT.glob("tests/**/*.py"), *ROOT.glob("plugins/*/tests/**/*.py")])
+    return sorted(
+        [*ROOT.glob("tests/**/*.py"), *ROOT.glob("plugins/*/tests/**/*.py"), *ROOT.glob("extensions/*/tests/**/*.py")]
+    )
 
 
 def test_none_is_timed() -> None:

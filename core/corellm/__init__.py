@@ -6,7 +6,10 @@ Importing this package imports neither torch nor transformers: public names are 
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
+
+from corellm.moved import OldNames
 
 if TYPE_CHECKING:
     from corellm.config import EngineConfig as EngineConfig
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from corellm.sampling_params import SamplingParams as SamplingParams
 
 __version__ = "0.2.0"
+
+sys.meta_path.insert(0, OldNames())  # before what finds files: it would load a moved module a second time
 
 _HOMES = {
     "AsyncLLM": "corellm.engine.async_llm",

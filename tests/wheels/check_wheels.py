@@ -7,6 +7,7 @@ tests run in full, it runs the rules that a wheel with something missing breaks;
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import sys
@@ -21,7 +22,15 @@ import av
 import numpy as np
 from PIL import Image
 
-from tests.wheels.environments import ROOT, Environment, Wheels, build_wheels, installed, plugin_projects
+from tests.wheels.environments import (
+    ROOT,
+    Environment,
+    Wheels,
+    build_wheels,
+    extension_projects,
+    installed,
+    plugin_projects,
+)
 
 
 def expect(text: str, output: str) -> None:
@@ -123,6 +132,8 @@ def check_alone(plugin: str, work: Path, wheels: Wheels, rules: Sequence[str]) -
         run_quick = ("--contract-quick", "--collect-only", "--pyargs", "corellm_llava.contract")
         expect("--contract-quick left out", environment.python("-m", "pytest", *run_quick))
         check_without_extras(environment, work)
+        for command, folder in (("serve", "server"), ("batch", "server"), ("bench", "server")):
+            expect(f"pip install ./extensions/{folder}", environment.corellm(command, status=2))
         check_copy(environment, work, rules)
     if is_shown:
         environment.pip("uninstall", "--yes", plugin)
@@ -174,6 +185,23 @@ def check_example(work: Path, wheels: Wheels, rules: Sequence[str]) -> None:
     expect("no installed plugin serves PatchTalkerForCausalLM; install a plugin for it, or write one", output)
 
 
+def check_server(work: Path, wheels: Wheels) -> None:
+    """Check the server with the core and one plugin: a file of requests, the same results as its application has."""
+    environment = installed(work / "server", ["corellm-server", "corellm-llava"], wheels)
+    expect("corellm-server", environment.corellm("plugins"))
+    request = {"model": "demo", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+    line = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": request}
+    (environment.root / "requests.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
+    files = ("-i", "requests.jsonl", "-o", "results.jsonl")
+    print("corellm batch:", environment.corellm("batch", *files, "--model", "demo").strip(), flush=True)
+    expect('"status_code": 200', (environment.root / "results.jsonl").read_text(encoding="utf-8"))
+    expect("--max-num-seqs", environment.corellm("serve", "--help"))
+
+
+EXTENSIONS = {"corellm-server": check_server}
+"""The check of each extension, from its wheel."""
+
+
 def check_together(work: Path, wheels: Wheels) -> None:
     """Check all plugins together, installed from wheels and not from the checkout; the demo models run."""
     environment = installed(work / "together", wheels, wheels)
@@ -191,13 +219,16 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # checks run in parallel
     with tempfile.TemporaryDirectory(prefix="corellm-wheels-") as name:
         work = Path(name)
-        wheels = build_wheels(work / "dist", [ROOT, *plugin_projects(), ROOT / "examples/plugin-template"])
+        wheels = build_wheels(
+            work / "dist", [ROOT, *plugin_projects(), *extension_projects(), ROOT / "examples/plugin-template"]
+        )
         print("built", ", ".join(wheel.name for wheel in wheels.values()), flush=True)
-        if unchecked := set(wheels) - {"corellm", EXAMPLE, *PLUGINS}:
-            sys.exit(f"PLUGINS lacks {', '.join(sorted(unchecked))}")
+        if unchecked := set(wheels) - {"corellm", EXAMPLE, *PLUGINS, *EXTENSIONS}:
+            sys.exit(f"PLUGINS and EXTENSIONS lack {', '.join(sorted(unchecked))}")
         make_media(work)
         with ThreadPoolExecutor(max_workers=2) as pool:
             checks = [pool.submit(check_alone, plugin, work, wheels, rules) for plugin in PLUGINS]
+            checks += [pool.submit(check, work, wheels) for check in EXTENSIONS.values()]
             checks += [pool.submit(check_example, work, wheels, rules), pool.submit(check_together, work, wheels)]
             for check in checks:
                 check.result()

@@ -47,6 +47,11 @@ def find_wheels(folder: Path) -> Wheels:
     return {canonicalize_name(wheel.name.split("-")[0]): wheel for wheel in sorted(folder.glob("*.whl"))}
 
 
+def extension_projects() -> list[Path]:
+    """The extensions of the checkout."""
+    return sorted(project.parent for project in ROOT.glob("extensions/*/pyproject.toml"))
+
+
 def plugin_projects() -> list[Path]:
     """The plugins of the checkout."""
     return sorted(project.parent for project in ROOT.glob("plugins/*/pyproject.toml"))

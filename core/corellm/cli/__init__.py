@@ -31,7 +31,7 @@ corellm new-plugin toyvl --like llava
 """
 
 
-_COMMANDS_OF_EXTENSIONS = {"serve": "server", "batch": "server", "bench": "server"}
+COMMANDS_OF_EXTENSIONS = {"serve": "server", "batch": "server", "bench": "server"}
 """Folders of `extensions/` in a checkout, by the command that each brings: for people who lack one."""
 
 
@@ -45,7 +45,7 @@ class _Parser(argparse.ArgumentParser):
         near = difflib.get_close_matches(str(value), known, n=1)
         hint = f"; did you mean {near[0]}?" if near else f"; choose from {', '.join(known)}"
         if isinstance(action, argparse._SubParsersAction):
-            if folder := _COMMANDS_OF_EXTENSIONS.get(value):
+            if folder := COMMANDS_OF_EXTENSIONS.get(value):
                 hint = f": it comes with corellm-{folder}; from a checkout: pip install ./extensions/{folder}"
             raise argparse.ArgumentError(None, f"there is no command {value!r}{hint}")
         raise argparse.ArgumentError(action, f"invalid choice: {value!r}{hint}")

@@ -136,5 +136,5 @@ def install(folder: Path) -> dict[str, str]:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[corellm.extensions]\nfaulty = {__name__}:Extension\n")
-    paths = [str(Path(__file__).parents[2]), str(folder), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    paths = [str(Path(__file__).parents[3]), str(folder), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     return {"PYTHONPATH": os.pathsep.join(filter(None, paths)), FAILING_STEPS: str(folder / "failing_steps")}

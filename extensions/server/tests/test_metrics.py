@@ -16,7 +16,7 @@ from extensions.server.tests.conftest import MODEL, Running, chat, image_part, s
 from tests.fixtures import wait_until
 
 CHAT = "/v1/chat/completions"
-DASHBOARD = Path(__file__).parents[2] / "docs" / "operate" / "deploy" / "grafana.json"
+DASHBOARD = Path(__file__).parents[3] / "docs" / "operate" / "deploy" / "grafana.json"
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from extensions.server.tests.command import command
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")

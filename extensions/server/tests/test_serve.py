@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import socket
-import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -14,16 +13,16 @@ from corellm.cli import build_parser, main
 from corellm.cli.arguments import ENGINE_CONFIGS
 from corellm.errors import ConfigError
 from corellm.fetching.settings import FetchSettings
+from corellm_server.commands import arguments as server_arguments
 from corellm_server.commands import serve
 from corellm_server.commands.absent_flags import SERVER_FLAGS, without_absent
-from corellm_server.commands.arguments import configured
 from corellm_server.limits import RequestLimits
 from corellm_server.options import ServerOptions
 from corellm_server.service import served_names
 
 
 def configured(*arguments: str) -> tuple[ServerOptions, RequestLimits, dict[str, object]]:
-    config, engine = configured(build_parser().parse_args(["serve", *arguments]))
+    config, engine = server_arguments.configured(build_parser().parse_args(["serve", *arguments]))
     return config.options, config.limits, engine
 
 
@@ -197,18 +196,9 @@ def test_what_opens_the_server_is_said_aloud(caplog: pytest.LogCaptureFixture) -
         (["--allowed-media-domains", "*.example.org"], 0), (["--host", "0.0.0.0"], 1), ([], 0),
     ):  # fmt: skip
         caplog.clear()
-        config, _ = configured(build_parser().parse_args(["serve", "demo", *arguments]))
+        config, _ = server_arguments.configured(build_parser().parse_args(["serve", "demo", *arguments]))
         serve.warn(config)
         assert len(caplog.records) == num_warnings, arguments
-
-
-def test_a_missing_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command that installs it is named."""
-    for name in [name for name in sys.modules if name.startswith("corellm_server.running")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    assert main(["serve", "demo"]) == 1
-    assert "'serve'" in capsys.readouterr().err
 
 
 def test_names_of_a_served_model(tmp_path: Path) -> None:

@@ -1,0 +1,62 @@
+"""Rooms that left the core for distributions of their own: their old names work for one more version, and say so.
+
+Knows names of packages alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+
+from corellm.errors import MissingExtraError
+
+MOVED = {
+    "corellm.server": "corellm_server",
+    "corellm.loadgen": "corellm_server.loadgen",
+}
+"""New names of packages by their old ones."""
+
+
+class OldNames(MetaPathFinder, Loader):
+    """Imports what `MOVED` names, and its modules, as the same modules that the new names give."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return this object as the loader of an old name.
+
+        Raises:
+            MissingExtraError: the distribution is not installed.
+        """
+        new = _new_name(fullname)
+        if new is None:
+            return None
+        distribution = new.partition(".")[0]
+        if find_spec(distribution) is None:
+            folder = distribution.removeprefix("corellm_")
+            raise MissingExtraError(
+                f"{fullname} is {new} now, of corellm-{folder}; from a checkout: pip install ./extensions/{folder}"
+            )
+        return ModuleSpec(fullname, self)
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Make an empty module, which the real one replaces."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Put the real module in the place of an empty one."""
+        old, new = module.__name__, _new_name(module.__name__)
+        assert new is not None
+        warnings.warn(f"{old} is {new} now; the old name goes with corellm 0.4", DeprecationWarning, stacklevel=2)
+        sys.modules[old] = importlib.import_module(new)
+
+
+def _new_name(name: str) -> str | None:
+    """Return what a module is called now; None for one that did not move."""
+    found = next((old for old in MOVED if name == old or name.startswith(f"{old}.")), None)
+    return None if found is None else MOVED[found] + name.removeprefix(found)
