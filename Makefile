@@ -72,7 +72,7 @@ kernels-test: setup ## the tests of the CPU kernels without vector instructions,
 
 browser-test: setup ## what `corellm inspect --html` writes, in headless Chromium
 	.ci/install-chromium
-	$(BIN)/python -m pytest tests/inspection -m browser
+	$(BIN)/python -m pytest extensions/testing/tests/inspection -m browser
 
 fuzz: setup      ## thousands of damaged files and generated requests, sent to running servers (half an hour)
 	$(BIN)/python -m pytest -m full extensions/server/tests/test_media_fuzz.py extensions/server/tests/test_openapi.py
@@ -87,14 +87,14 @@ clients: setup   ## client libraries, their newest versions, talk to a server in
 	$(BIN)/python -m tests.clients $(ARGS)
 
 mutants: setup   ## every broken adapter is caught by its rule; then which rule of the whole contract catches it first (two hours)
-	$(BIN)/python -m pytest $(PARALLEL) tests/mutants --mutants all --mutants-caught
-	$(BIN)/python -m tests.mutants.survey
+	$(BIN)/python -m pytest $(PARALLEL) extensions/testing/tests/mutants --mutants all --mutants-caught
+	$(BIN)/python -m extensions.testing.tests.mutants.survey
 
 mutants-touched: setup ## broken adapters of the families and rules that a change touches; notes which are caught
-	$(BIN)/python -m pytest $(PARALLEL) tests/mutants --mutants-caught
+	$(BIN)/python -m pytest $(PARALLEL) extensions/testing/tests/mutants --mutants-caught
 
 changes: setup   ## which single changes of adapters' own source the contract catches (hours; FAMILIES=llava for one)
-	$(BIN)/python -m tests.mutants.systematic_survey $(FAMILIES)
+	$(BIN)/python -m extensions.testing.tests.mutants.systematic_survey $(FAMILIES)
 
 lint: setup      ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

@@ -26,14 +26,14 @@ pytest_plugins = [
     "pytester",
     "tests.fixtures",
     "tests.processor_time",
-    "tests.mutants.selection",
-    "tests.mutants.table",
+    "extensions.testing.tests.mutants.selection",
+    "extensions.testing.tests.mutants.table",
 ]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let classes with contracts start first: each runs in one process, and none should begin when the others end."""
-    from corellm.testing.rules import Rules
+    from corellm_testing.rules import Rules
 
     items.sort(key=lambda item: not issubclass(getattr(item, "cls", None) or object, Rules))
 

@@ -37,7 +37,7 @@ from corellm import LLM, SamplingParams
 from corellm.media import image as media_image
 from corellm.media.pool import MediaPool
 from corellm.multimodal import processor as mm_processor
-from corellm.testing.checkpoints import randomize_weights
+from corellm.tiny_checkpoints import randomize_weights
 from corellm.worker.encoder_runner import EncoderRunner
 from corellm.worker.model_runner import ModelRunner
 from corellm_llava.tiny import make_tiny_checkpoint

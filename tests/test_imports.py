@@ -25,7 +25,7 @@ def imported_by(statement: str) -> set[str]:
         "import corellm.hookspecs, corellm.plugin.adapters, corellm.plugin.extension_hooks",
         "import corellm.cli; corellm.cli.build_parser()",
         "from corellm.plugin.extensions import load_extensions; load_extensions()",
-        "import corellm.testing.quick",
+        "import corellm_testing.quick",
         "from corellm.config import EngineConfig; EngineConfig.from_kwargs(model='x', allowed_media_domains=['x.org'])",
     ],
 )

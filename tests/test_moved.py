@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import sys
+from importlib.util import find_spec
 
 import pytest
 
 import corellm_server.limits
-from corellm import moved
+from corellm import moved, tiny_checkpoints
 from corellm.errors import MissingExtraError
 
 
@@ -41,6 +42,19 @@ def test_without_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moved, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match="extensions/server"):
         importlib.import_module("corellm.server.limits")
+
+
+def test_parts_of_tiny_checkpoints_need_no_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stayed in the core: a plugin that was written for their old name runs; the rest of their room is missing."""
+    forget(monkeypatch, "corellm.testing", "corellm.testing.checkpoints", "corellm.testing.rules")
+    monkeypatch.setattr(moved, "find_spec", lambda name: None if name == "corellm_testing" else find_spec(name))
+    with pytest.warns(DeprecationWarning, match=r"corellm\.tiny_checkpoints"):
+        from corellm.testing.checkpoints import spare  # type: ignore[import-not-found]
+    assert spare is tiny_checkpoints.spare
+    with pytest.raises(MissingExtraError, match="extensions/testing"):
+        from corellm.testing import AdapterContract  # type: ignore[import-not-found]  # noqa: F401
+    with pytest.raises(MissingExtraError, match="extensions/testing"):
+        importlib.import_module("corellm.testing.rules")
 
 
 def test_what_never_was() -> None:

@@ -29,7 +29,7 @@ from corellm.multimodal import (
     dummy_audios,
 )
 from corellm.plugin.adapters import AdapterEntry
-from corellm.testing.checkpoints import randomize_weights, train_tokenizer
+from corellm.tiny_checkpoints import randomize_weights, train_tokenizer
 
 AUDIO, RATE, SECONDS, STATES = "<|audio|>", 16_000, 2, 100
 TEXTS = ("<|start|>", "<|start|>yes", "<|start|>What shape is in the picture?", "<|start|>one two three")

@@ -58,7 +58,7 @@ def _write(run: Run, model: str, size: Size) -> None:
     import torch
     import transformers
 
-    from corellm.testing.checkpoints import randomize_weights
+    from corellm.tiny_checkpoints import randomize_weights
     from corellm_llava.tiny import make_tiny_checkpoint
 
     path = make_tiny_checkpoint(run.checkpoint(model))

@@ -120,7 +120,7 @@ def _set_decoder(text: Any, size: Size) -> None:
 def _write_weights(path: Path, model_class: Any, config: Any, dtype: str) -> None:
     import torch
 
-    from corellm.testing.checkpoints import randomize_weights
+    from corellm.tiny_checkpoints import randomize_weights
 
     model = model_class._from_config(config, dtype=getattr(torch, dtype))
     randomize_weights(model, 0)

@@ -19,8 +19,12 @@ from corellm.errors import MissingExtraError
 MOVED = {
     "corellm.server": "corellm_server",
     "corellm.loadgen": "corellm_server.loadgen",
+    "corellm.testing.checkpoints": "corellm.tiny_checkpoints",
+    "corellm.testing": "corellm_testing",
+    "corellm.inspection": "corellm_testing.inspection",
+    "corellm.scaffold": "corellm_testing.scaffold",
 }
-"""New names of packages by their old ones."""
+"""New names of packages by their old ones; the first that fits."""
 
 
 class OldNames(MetaPathFinder, Loader):
@@ -37,13 +41,10 @@ class OldNames(MetaPathFinder, Loader):
         new = _new_name(fullname)
         if new is None:
             return None
-        distribution = new.partition(".")[0]
-        if find_spec(distribution) is None:
-            folder = distribution.removeprefix("corellm_")
-            raise MissingExtraError(
-                f"{fullname} is {new} now, of corellm-{folder}; from a checkout: pip install ./extensions/{folder}"
-            )
-        return ModuleSpec(fullname, self)
+        has_others = any(old.startswith(f"{fullname}.") for old in MOVED)  # which may be found where it is not
+        if not has_others:
+            _require(fullname, new)
+        return ModuleSpec(fullname, self, is_package=has_others)
 
     def create_module(self, spec: ModuleSpec) -> None:
         """Make an empty module, which the real one replaces."""
@@ -52,6 +53,9 @@ class OldNames(MetaPathFinder, Loader):
         """Put the real module in the place of an empty one."""
         old, new = module.__name__, _new_name(module.__name__)
         assert new is not None
+        if find_spec(new.partition(".")[0]) is None:
+            setattr(module, "__getattr__", lambda name: _require(old, new))  # noqa: B010 - of modules it is a function
+            return
         warnings.warn(f"{old} is {new} now; the old name goes with corellm 0.4", DeprecationWarning, stacklevel=2)
         sys.modules[old] = importlib.import_module(new)
 
@@ -60,3 +64,17 @@ def _new_name(name: str) -> str | None:
     """Return what a module is called now; None for one that did not move."""
     found = next((old for old in MOVED if name == old or name.startswith(f"{old}.")), None)
     return None if found is None else MOVED[found] + name.removeprefix(found)
+
+
+def _require(old: str, new: str) -> None:
+    """Do nothing if a module is installed.
+
+    Raises:
+        MissingExtraError: it is not; says what to install.
+    """
+    distribution = new.partition(".")[0]
+    if find_spec(distribution) is None:
+        folder = distribution.removeprefix("corellm_")
+        raise MissingExtraError(
+            f"{old} is {new} now, of corellm-{folder}; from a checkout: pip install ./extensions/{folder}"
+        )

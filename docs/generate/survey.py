@@ -1,4 +1,4 @@
-"""Tables of the survey of adapters' changes, from what `tests.mutants` keeps of it."""
+"""Tables of the survey of adapters' changes, from what `extensions.testing.tests.mutants` keeps of it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections import Counter
 from functools import cache
 from itertools import groupby
 
-from tests.mutants.surveyed import Outcomes, Tally, tally
-from tests.mutants.systematic_survey import FAMILIES, changes_of, package_of
+from extensions.testing.tests.mutants.surveyed import Outcomes, Tally, tally
+from extensions.testing.tests.mutants.systematic_survey import FAMILIES, changes_of, package_of
 
 
 def table(name: str) -> str:

@@ -158,9 +158,9 @@ def error_tree() -> str:
 
 def rules() -> str:
     """Return the contract's rules by part, as the docstrings of their tests state them."""
-    from corellm.testing import AdapterContract
-    from corellm.testing.quick import is_slow
-    from corellm.testing.rules import Rules, rules_of
+    from corellm_testing import AdapterContract
+    from corellm_testing.quick import is_slow
+    from corellm_testing.rules import Rules, rules_of
 
     known = rules_of(AdapterContract)
     shown: list[str] = []

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 import corellm
-import corellm.testing
+import corellm_testing
 from corellm import config, errors
 from corellm.cli import build_parser
 from corellm.config import CacheConfig, ModelConfig, MultiModalConfig, SchedulerConfig
 from corellm.errors import CorellmError
 from corellm.fetching.settings import FetchSettings
-from corellm.testing import AdapterContract
-from corellm.testing.quick import is_slow
-from corellm.testing.rules import rules_of
 from corellm_llava import Llava
+from corellm_testing import AdapterContract
+from corellm_testing.quick import is_slow
+from corellm_testing.rules import rules_of
 from docs.generate import directives, inclusion, quotes, tables
 from tests.docs.test_pages import ROOT
 
@@ -85,12 +85,12 @@ def test_the_tree_of_errors_is_the_tree() -> None:
 
 
 def test_public_names_are_in_the_reference() -> None:
-    """All of `corellm` and `corellm.testing` are; of other modules the reference has everything."""
+    """All of `corellm` and `corellm_testing` are; of other modules the reference has everything."""
     elsewhere = {"__version__", "CorellmError", "EngineConfig"}  # errors and config have their own pages
     shown = set(re.findall(r"^::: corellm\.(\w+)$", page("reference/corellm.md"), re.MULTILINE))
     assert shown == set(corellm.__all__) - elsewhere
     shown = set(re.findall(r"^::: corellm\.testing\.(\w+)$", page("reference/testing.md"), re.MULTILINE))
-    assert shown - {"checkpoints"} == set(corellm.testing.__all__)
+    assert shown - {"checkpoints"} == set(corellm_testing.__all__)
     assert config.EngineConfig.__name__ in page("reference/config.md")
 
 

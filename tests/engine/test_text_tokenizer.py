@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from corellm.engine.text_tokenizer import TextTokenizer
-from corellm.testing.checkpoints import train_tokenizer
+from corellm.tiny_checkpoints import train_tokenizer
 
 TEXTS = st.lists(
     st.sampled_from(["<image>", "<s>", "</s>", "Hello", " ", "\n", "été", "画像"]) | st.text(max_size=9)

@@ -42,4 +42,4 @@ def test_it_stands_alone() -> None:
     for path in [*PACKAGE.glob("*.py"), *(TEMPLATE / "tests").glob("*.py")]:
         text = path.read_text(encoding="utf-8")
         for module in re.findall(r"^\s*from (corellm(?:\.\w+)*) import", text, re.MULTILINE):
-            assert module in public or module == "corellm.testing.checkpoints", f"{path.name}: {module}"
+            assert module in public or module == "corellm.tiny_checkpoints", f"{path.name}: {module}"

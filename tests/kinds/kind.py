@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from corellm.testing.contract.engine import EngineRules
+from corellm_testing.contract.engine import EngineRules
 from corellm_transformers.contract import AnyModel
 
 

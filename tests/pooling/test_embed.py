@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from corellm import LLM
-from corellm.testing import Reference
+from corellm_testing import Reference
 from tests.fixtures import random_image
 
 CLOSE = {"rtol": 0, "atol": 1e-5}

@@ -9,7 +9,7 @@ import torch
 import transformers
 from tokenizers import processors
 
-from corellm.testing.checkpoints import randomize_weights, train_tokenizer
+from corellm.tiny_checkpoints import randomize_weights, train_tokenizer
 
 TEXTS = ("A red circle is above a blue square", "One two three four five", "What?", "A red circle is above", "Why")
 SIZES: dict[str, Any] = {

@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from corellm.testing.checkpoints import randomize_weights
+from corellm.tiny_checkpoints import randomize_weights
 from tests.text_encoders.checkpoints import SIZES
 
 WIDTH = 12

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from corellm import LLM, SamplingParams
-from corellm.testing.reference import Continuation, generate_one
+from corellm_testing.reference import Continuation, generate_one
 
 _BEGINNING = "Look with care, one two three four five six seven eight nine ten. "
 PROMPTS = [

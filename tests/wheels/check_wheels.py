@@ -119,7 +119,7 @@ FEW_RULES = ["-k", "an_entry_point_names or it_loads or (test_greedy_equals_the_
 def check_alone(plugin: str, work: Path, wheels: Wheels, rules: Sequence[str]) -> None:
     """Check a plugin with no other installed: it keeps the contract, can be copied, and is used as `SHOWN` says."""
     is_shown = plugin in SHOWN or not rules
-    environment = installed(work / plugin, [plugin, "corellm[testing]"], wheels)
+    environment = installed(work / plugin, [plugin, "corellm-testing"], wheels)
     listed = environment.corellm("plugins")
     for model in PLUGINS[plugin]:
         expect(model.listed, listed)

@@ -17,7 +17,7 @@ from corellm.attention.reference import ReferenceAttention
 from corellm.errors import CheckpointError
 from corellm.hookspecs import LoadConfig
 from corellm.modelling import visible_tokens
-from corellm.testing.checkpoints import randomize_weights, train_tokenizer
+from corellm.tiny_checkpoints import randomize_weights, train_tokenizer
 from corellm.worker.decoder_probe import _cuts_spans, causal_layers, probe_spans
 from corellm.worker.defaults import load_transformers_model
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from corellm import __version__
-from corellm.cli import embed, inspect, new_plugin, plugins, run
+from corellm.cli import embed, plugins, run
 from corellm.errors import CorellmError, PluginError
 
 _DESCRIPTION = "Run multimodal language models; every model family is a plugin."
@@ -31,7 +31,13 @@ corellm new-plugin toyvl --like llava
 """
 
 
-COMMANDS_OF_EXTENSIONS = {"serve": "server", "batch": "server", "bench": "server"}
+COMMANDS_OF_EXTENSIONS = {
+    "serve": "server",
+    "batch": "server",
+    "bench": "server",
+    "inspect": "testing",
+    "new-plugin": "testing",
+}
 """Folders of `extensions/` in a checkout, by the command that each brings: for people who lack one."""
 
 
@@ -60,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"corellm {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show where in the code an error came from")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (run, embed, inspect, plugins, new_plugin):
+    for command in (run, embed, plugins):
         command.add_parser(subparsers)
     _add_extension_commands(_subparsers(parser))
     examples = [line for line in _EXAMPLES.splitlines() if line.split()[1] in subparsers.choices]

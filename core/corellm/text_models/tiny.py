@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from corellm.testing.checkpoints import randomize_weights, train_tokenizer
+from corellm.tiny_checkpoints import randomize_weights, train_tokenizer
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'].upper() }}: {{ message['content'] }}\n{% endfor %}"

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 import transformers
 
-from corellm.testing import Continuation
-from corellm.testing.contract.greedy import GreedyRules
-from corellm.testing.reference import Media, generate_one
 from corellm_blip2 import Blip2
 from corellm_blip2.contract import Blip2Reference
 from corellm_blip2.contract import TestBlip2 as TestBlip2
 from corellm_blip2.tiny import make_tiny_checkpoint
+from corellm_testing import Continuation
+from corellm_testing.contract.greedy import GreedyRules
+from corellm_testing.reference import Media, generate_one
 
 
 class _OtherImageToken(Blip2Reference):

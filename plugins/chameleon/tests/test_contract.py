@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from corellm.testing.contract.greedy import GreedyRules
 from corellm_chameleon import Chameleon
 from corellm_chameleon.contract import TestChameleon as TestChameleon
 from corellm_chameleon.tiny import make_tiny_checkpoint
+from corellm_testing.contract.greedy import GreedyRules
 
 
 class TestMid(GreedyRules):

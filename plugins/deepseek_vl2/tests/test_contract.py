@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from corellm.testing.contract.greedy import GreedyRules
 from corellm_deepseek_vl2 import DeepseekVL2
 from corellm_deepseek_vl2.contract import DeepseekVL2Reference
 from corellm_deepseek_vl2.contract import TestDeepseekVL2 as TestDeepseekVL2
 from corellm_deepseek_vl2.tiny import VARIANTS, make_tiny_checkpoint
+from corellm_testing.contract.greedy import GreedyRules
 
 
 class TestNoLatent(GreedyRules):

@@ -13,7 +13,6 @@ import transformers
 
 from corellm import LLM, SamplingParams
 from corellm.errors import MediaError, ProcessorKwargsError, PromptError
-from corellm.testing.items import make_image
 from corellm_deepseek_vl2.config import DeepseekVLV2Config
 from corellm_deepseek_vl2.contract import DeepseekVL2Reference
 from corellm_deepseek_vl2.model import DeepseekVLV2, published_weights
@@ -22,6 +21,7 @@ from corellm_deepseek_vl2.reference import PlainProcessor
 from corellm_deepseek_vl2.tiny import VARIANTS, make_tiny_checkpoint, published_shapes
 from corellm_deepseek_vl2.tokenizer import load_tokenizer
 from corellm_deepseek_vl2.vision import VisionTransformer
+from corellm_testing.items import make_image
 
 TILES = [
     *[(1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (2, 2), (1, 4), (4, 1), (1, 5), (5, 1), (1, 6), (6, 1), (2, 3), (3, 2)],

@@ -12,8 +12,8 @@ import transformers
 
 from corellm import LLM, SamplingParams
 from corellm.errors import ProcessorKwargsError
-from corellm.testing.items import make_image
 from corellm_gemma3.tiny import make_tiny_checkpoint
+from corellm_testing.items import make_image
 
 IMAGE = "<start_of_image>"
 PROMPTS = [

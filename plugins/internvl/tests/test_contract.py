@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from corellm.testing.contract.greedy import GreedyRules
 from corellm_internvl import InternVLChat
 from corellm_internvl.contract import InternVLReference
 from corellm_internvl.contract import TestInternVLChat as TestInternVLChat
 from corellm_internvl.tiny import make_tiny_checkpoint
+from corellm_testing.contract.greedy import GreedyRules
 
 
 class TestMid(GreedyRules):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from corellm.testing.contract.greedy import GreedyRules
 from corellm_llava import Llava
 from corellm_llava.contract import TestLlava as TestLlava
 from corellm_llava.tiny import make_tiny_checkpoint
+from corellm_testing.contract.greedy import GreedyRules
 
 
 class TestMid(GreedyRules):

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from corellm import LLM
-from corellm.testing.items import make_image
 from corellm_llava.tiny import make_tiny_checkpoint
+from corellm_testing.items import make_image
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "clip": {"vision": "clip"},

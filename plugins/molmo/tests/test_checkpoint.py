@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from corellm import LLM, SamplingParams
 from corellm.errors import CheckpointError
-from corellm.testing.items import make_image
 from corellm_molmo.config import load_config
 from corellm_molmo.model import MolmoModel, place_weights
 from corellm_molmo.tiny import make_tiny_checkpoint
+from corellm_testing.items import make_image
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from corellm.testing.contract.engine import ItemEngineRules
 from corellm_molmo import Molmo
 from corellm_molmo.contract import MolmoReference
 from corellm_molmo.contract import TestMolmo as TestMolmo
 from corellm_molmo.tiny import make_tiny_checkpoint
+from corellm_testing.contract.engine import ItemEngineRules
 
 
 class TestOlmo(ItemEngineRules):

@@ -12,13 +12,13 @@ import torch
 
 from corellm import LLM, SamplingParams
 from corellm.errors import CheckpointError, ItemLimitError, ProcessorKwargsError
-from corellm.testing.checkpoints import train_tokenizer
-from corellm.testing.items import make_image
+from corellm.tiny_checkpoints import train_tokenizer
 from corellm_molmo.config import VISION
 from corellm_molmo.processor import MolmoImageProcessor, MolmoProcessor
 from corellm_molmo.reference import PlainModel, PlainProcessor
 from corellm_molmo.tiny import make_tiny_checkpoint
 from corellm_molmo.tokenizer import load_tokenizer
+from corellm_testing.items import make_image
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ import transformers
 
 from corellm import LLM, SamplingParams
 from corellm.errors import ProcessorKwargsError
-from corellm.testing.items import make_image
 from corellm_paligemma import PaliGemma
 from corellm_paligemma.tiny import make_tiny_checkpoint
+from corellm_testing.items import make_image
 
 IMAGE = "<image>"
 PROMPTS = [

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from corellm import LLM, SamplingParams
-from corellm.testing import Reference
-from corellm.testing.items import make_audio
 from corellm_qwen_audio.contract import TestQwen2Audio as TestQwen2Audio
 from corellm_qwen_audio.tiny import make_tiny_checkpoint
+from corellm_testing import Reference
+from corellm_testing.items import make_audio
 
 RATE = 16_000
 PLACEHOLDER = "<|audio_bos|><|AUDIO|><|audio_eos|>"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from corellm.testing.contract.greedy import GreedyRules
 from corellm_qwen_vl import Qwen3VL
 from corellm_qwen_vl.contract import QwenReference
 from corellm_qwen_vl.contract import TestQwen2_5VL as TestQwen2_5VL
@@ -13,6 +12,7 @@ from corellm_qwen_vl.contract import TestQwen2VL as TestQwen2VL
 from corellm_qwen_vl.contract import TestQwen3VL as TestQwen3VL
 from corellm_qwen_vl.original.contract import TestQwenVL as TestQwenVL
 from corellm_qwen_vl.tiny import make_tiny_checkpoint
+from corellm_testing.contract.greedy import GreedyRules
 
 
 class TestLarger(GreedyRules):

@@ -25,11 +25,11 @@ from corellm.errors import (
     ProcessorKwargsError,
     PromptTooLongError,
 )
-from corellm.testing.reference import token_ids_of
 from corellm_qwen_vl.contract import QwenReference
 from corellm_qwen_vl.processor import QwenVLProcessor
 from corellm_qwen_vl.settings import ACCEPTED, FOR_IMAGES, QWEN2, QWEN3
 from corellm_qwen_vl.tiny import make_tiny_checkpoint
+from corellm_testing.reference import token_ids_of
 
 ARCHITECTURES = (
     "Qwen2VLForConditionalGeneration",

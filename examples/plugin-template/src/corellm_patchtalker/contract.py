@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
-from corellm.testing import AdapterContract, Continuation, Reference
+from corellm_testing import AdapterContract, Continuation, Reference
 
 from corellm_patchtalker import PatchTalker
 

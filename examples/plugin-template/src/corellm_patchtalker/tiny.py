@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from corellm.testing.checkpoints import randomize_weights, spare, train_tokenizer
+from corellm.tiny_checkpoints import randomize_weights, spare, train_tokenizer
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "other image and row tokens": {"spare_tokens": 3},

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from corellm.testing import AdapterContract, Continuation, Media, Reference, generate_one
 from corellm_blip2 import Blip2
+from corellm_testing import AdapterContract, Continuation, Media, Reference, generate_one
 
 
 class Blip2Reference(Reference):

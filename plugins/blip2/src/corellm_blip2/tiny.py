@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from corellm.testing.checkpoints import randomize_weights, train_tokenizer
+from corellm.tiny_checkpoints import randomize_weights, train_tokenizer
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "another number of queries": {"num_query_tokens": 5},

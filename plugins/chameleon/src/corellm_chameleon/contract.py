@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from corellm.testing import AdapterContract
 from corellm_chameleon import Chameleon
+from corellm_testing import AdapterContract
 
 
 class TestChameleon(AdapterContract):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from corellm.testing.checkpoints import randomize_weights, spare, train_tokenizer
+from corellm.tiny_checkpoints import randomize_weights, spare, train_tokenizer
 
 _BEGIN, _IMAGE, _END, _SEP = "<racm3:break>", "<image>", "<eoss>", "<reserved08706>"
 _NUM_CODES = 64

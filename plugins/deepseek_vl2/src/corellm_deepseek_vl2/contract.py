@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from corellm.testing import AdapterContract, Continuation, Media, Reference
 from corellm_deepseek_vl2 import DeepseekVL2
 from corellm_deepseek_vl2.reference import PlainModel, PlainProcessor
+from corellm_testing import AdapterContract, Continuation, Media, Reference
 
 
 class DeepseekVL2Reference(Reference):

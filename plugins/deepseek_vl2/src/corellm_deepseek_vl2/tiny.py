@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from corellm.testing.checkpoints import spare, train_tokenizer
+from corellm.tiny_checkpoints import spare, train_tokenizer
 
 _MARKS = ("<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>", "<|grounding|>", "<|User|>", "<|Assistant|>")
 _NO_LATENT = {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from corellm.testing import AdapterContract
 from corellm_florence2 import Florence2
+from corellm_testing import AdapterContract
 
 _SIZE = "the processor states one number of tokens for every image, that of the tower's size"
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
-from corellm.testing import AdapterContract, Continuation, Media, Reference, generate_one
 from corellm_fuyu import Fuyu
 from corellm_fuyu.processor import load_processor
+from corellm_testing import AdapterContract, Continuation, Media, Reference, generate_one
 
 
 class FuyuReference(Reference):

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from corellm.testing.checkpoints import randomize_weights, spare
+from corellm.tiny_checkpoints import randomize_weights, spare
 
 _WORD_MARK = "\u2581"
 _END = "|ENDOFTEXT|"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from corellm.testing import AdapterContract
 from corellm_gemma3 import Gemma3
+from corellm_testing import AdapterContract
 
 _SIZE = "refused: the tower takes images of one size"
 

@@ -13,8 +13,8 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
-from corellm.testing import AdapterContract, Continuation, Media, Reference, generate_one
 from corellm_internvl import InternVLChat
+from corellm_testing import AdapterContract, Continuation, Media, Reference, generate_one
 
 
 class InternVLReference(Reference):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from corellm.testing.checkpoints import spare, train_tokenizer
+from corellm.tiny_checkpoints import spare, train_tokenizer
 from corellm_internvl.tokenizer import IMAGE_CONTEXT, IMAGE_END, IMAGE_START
 
 _PATCH, _WIDTH = 14, 64

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from corellm.testing import AdapterContract
 from corellm_llava import Llava
+from corellm_testing import AdapterContract
 
 
 class TestLlava(AdapterContract):

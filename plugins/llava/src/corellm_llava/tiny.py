@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from corellm.testing.checkpoints import randomize_weights, spare, train_tokenizer
+from corellm.tiny_checkpoints import randomize_weights, spare, train_tokenizer
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'].upper() }}: "

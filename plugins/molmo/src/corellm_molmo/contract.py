@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from corellm.testing import AdapterContract, Continuation, Media, Reference
 from corellm_molmo import Molmo
 from corellm_molmo.reference import PlainModel, PlainProcessor
+from corellm_testing import AdapterContract, Continuation, Media, Reference
 
 
 class MolmoReference(Reference):

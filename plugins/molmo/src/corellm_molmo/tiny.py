@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from corellm.testing.checkpoints import train_tokenizer
+from corellm.tiny_checkpoints import train_tokenizer
 
 _END = "<|endoftext|>"
 _FAMILY = ("<im_start>", "<im_end>", "<im_patch>", "<im_col>", "<|image|>")

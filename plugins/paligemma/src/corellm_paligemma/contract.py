@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
-from corellm.testing import AdapterContract, Continuation, Media, Reference, generate_one
 from corellm_paligemma import PaliGemma
+from corellm_testing import AdapterContract, Continuation, Media, Reference, generate_one
 
 _SIZE = "refused: the tower takes images of one size"
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from corellm.testing.checkpoints import randomize_weights, spare, train_sentencepiece
+from corellm.tiny_checkpoints import randomize_weights, spare, train_sentencepiece
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "PaliGemma 2": {"decoder": "gemma2"},

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from corellm.testing import AdapterContract
 from corellm_qwen_audio import Qwen2Audio
 from corellm_qwen_audio.tiny import make_tiny_checkpoint
+from corellm_testing import AdapterContract
 
 
 class TestQwen2Audio(AdapterContract):

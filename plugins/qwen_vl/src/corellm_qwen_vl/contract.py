@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import torch
 import transformers
 
-from corellm.testing import AdapterContract, Continuation, Media, Reference, generate_one
 from corellm_qwen_vl import Qwen2VL, Qwen3VL
 from corellm_qwen_vl.hf_oracle import hf_process
+from corellm_testing import AdapterContract, Continuation, Media, Reference, generate_one
 
 
 class QwenReference(Reference):

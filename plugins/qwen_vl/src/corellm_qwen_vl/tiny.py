@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from corellm.testing.checkpoints import randomize_weights, spare, train_tokenizer
+from corellm.tiny_checkpoints import randomize_weights, spare, train_tokenizer
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from corellm.testing import AdapterContract
-from corellm.testing.contract.greedy import GreedyRules
-from corellm.testing.contract.pairs import PairRules
-from corellm.testing.contract.perception import PerceptionRules
-from corellm.testing.reference import Continuation, Media, Reference, generate_one
+from corellm_testing import AdapterContract
+from corellm_testing.contract.greedy import GreedyRules
+from corellm_testing.contract.pairs import PairRules
+from corellm_testing.contract.perception import PerceptionRules
+from corellm_testing.reference import Continuation, Media, Reference, generate_one
 from corellm_transformers import TransformersModel
 from corellm_transformers.configurations import read_config
 from corellm_transformers.family import without_text

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from corellm.testing import AdapterContract, Continuation, Media, Reference
 from corellm_qwen_vl.original import QwenVL
 from corellm_qwen_vl.original.reference import PlainModel, PlainTokenizer, pixels
 from corellm_qwen_vl.original.tiny import make_tiny_checkpoint
+from corellm_testing import AdapterContract, Continuation, Media, Reference
 
 
 class QwenVLReference(Reference):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from corellm.testing.checkpoints import train_tokenizer
+from corellm.tiny_checkpoints import train_tokenizer
 from corellm_qwen_vl.original.tokenizer import FILE_NAME, IMAGE_END, IMAGE_START, NUM_ADDED_TOKENS, load_tokenizer
 
 _SEQ_LENGTH = 2048

@@ -11,7 +11,7 @@ from typing import Any
 
 from corellm.errors import CheckpointError
 from corellm.modelling import item_token_ids
-from corellm.testing.checkpoints import randomize_weights, train_tokenizer
+from corellm.tiny_checkpoints import randomize_weights, train_tokenizer
 from corellm_transformers.configurations import has_forward
 from corellm_transformers.processors import Absent, absent_parts, image_processor_class, image_processor_name, without
 from corellm_transformers.processors import processor_class as find_processor

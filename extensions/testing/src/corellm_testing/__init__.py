@@ -1,0 +1,47 @@
+"""Tools of plugin authors: the contract's rules as a test class and their oracle, `inspection`, `scaffold`.
+
+    from corellm_testing import AdapterContract
+    from corellm_llava import Llava
+
+    class TestLlava(AdapterContract):
+        adapter = Llava
+
+An adapter that takes text alone keeps `TextContract`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from corellm_testing.contract import AdapterContract, TextContract
+    from corellm_testing.reference import Continuation, Media, Reference, generate_one
+    from corellm_testing.rules import ContractBroken
+
+__all__ = [
+    "AdapterContract",
+    "Continuation",
+    "ContractBroken",
+    "Media",
+    "Reference",
+    "TextContract",
+    "generate_one",
+]
+
+_HOMES = {
+    "AdapterContract": "corellm_testing.contract",
+    "Continuation": "corellm_testing.reference",
+    "ContractBroken": "corellm_testing.rules",
+    "Media": "corellm_testing.reference",
+    "Reference": "corellm_testing.reference",
+    "TextContract": "corellm_testing.contract",
+    "generate_one": "corellm_testing.reference",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use: a tiny checkpoint needs neither pytest nor hypothesis."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,200 @@
+"""The rule about outputs: greedy tokens are the reference's, batched among others, in chunks of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from corellm.engine.spans import spans_of
+from corellm.llm import LLM
+from corellm.outputs import RequestOutput
+from corellm.sampling_params import SamplingParams
+from corellm_testing.contract.same_outputs import SameOutputRules
+from corellm_testing.quick import slow
+from corellm_testing.reference import Continuation
+from corellm_testing.rules import ContractBroken, guilty_hook
+from corellm_testing.subject import Part, Subject
+
+QUESTIONS = (
+    "What shape is in the picture?",
+    "How many objects are there?",
+    "Describe the image. The quick brown fox jumps over the lazy dog. " * 2,
+    "yes\nor no?",
+    "left, right, above or below?",
+    "0123456789 " * 5,
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One request."""
+
+    text: str
+    media: dict[str, list[Any]]
+    max_tokens: int
+
+    @property
+    def prompt(self) -> dict[str, Any]:
+        """The prompt as the engine takes it."""
+        return {"prompt": self.text, "multi_modal_data": self.media}
+
+    @property
+    def params(self) -> SamplingParams:
+        """Greedy, of a fixed length, with log-probabilities."""
+        return SamplingParams(temperature=0, max_tokens=self.max_tokens, min_tokens=self.max_tokens, logprobs=0)
+
+
+@dataclass(frozen=True)
+class Examination:
+    """Requests and the reference's outputs."""
+
+    cases: Sequence[Case]
+    expected: Sequence[Continuation]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request with its output."""
+        return max(len(e.prompt_token_ids) + c.max_tokens for c, e in zip(self.cases, self.expected, strict=True))
+
+
+class GreedyRules(SameOutputRules):
+    """The whole engine, from request to output. A checkpoint of its own may be tested by a subclass of this alone."""
+
+    shares_prefixes: bool
+    """Whether the last engine had a prefix cache: for a decoder that keeps a state it has none."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def examination(cls, subject: Subject) -> Examination:
+        """Requests and the reference's outputs, once for all rules."""
+        what = "requests are written with the adapter's placeholders, and the reference takes them"
+        try:
+            cases = list(_cases(subject))
+            if _reads_whole_prompts(subject, cases[-1]):  # only equal ones share anything
+                cases += cases[-2:]
+            generate = subject.reference.generate
+            return Examination(cases, [generate(case.text, case.media, {}, case.max_tokens) for case in cases])
+        except Exception as error:  # no rule runs in a fixture
+            got = f"{type(error).__name__}: {error}"
+            raise ContractBroken(
+                guilty_hook(error), "examination", expected=what, got=got, fix="see the error"
+            ) from error
+
+    def test_the_reference_tells_requests_apart(self, examination: Examination) -> None:
+        """Weights are random enough: equal outputs for all requests would prove nothing."""
+        beginnings = {tuple(e.token_ids[:5]) for e in examination.expected}
+        varied = sum(len(set(e.token_ids)) > len(e.token_ids) // 3 for e in examination.expected)
+        count = len(examination.cases)
+        of_text = [
+            tuple(e.token_ids[:5]) for c, e in zip(examination.cases, examination.expected, strict=True) if not c.media
+        ]
+        if varied < 0.75 * count:
+            more = "untie the output layer (tie_word_embeddings=False), take no cap and no scale of logits, add a layer"
+        elif len(set(of_text)) > 0.8 * len(of_text):
+            more = "spread what makes embeddings of items (tower, projector) until they are as large as those of text"
+        else:
+            more = "spread the decoder's attention wider, and the embedding table; its norms stay at one"
+        self.require(
+            len(beginnings) > 0.8 * count and varied >= 0.75 * count,
+            "make_tiny_checkpoint",
+            expected=f"{count} requests with different, varied outputs",
+            got=f"{len(beginnings)} beginnings, {varied} varied",
+            fix="spread the weights wider: corellm.tiny_checkpoints.randomize_weights, after which nothing "
+            f"initialises them again; where that is done, {more}",
+        )
+
+    @slow(but="16-prefix-caching")
+    @pytest.mark.parametrize(
+        ("chunk", "prefix_caching"), [(16, True), (8192, False)], ids=["16-prefix-caching", "8192-no-prefix-caching"]
+    )
+    def test_greedy_equals_the_reference(
+        self, subject: Subject, examination: Examination, chunk: int, prefix_caching: bool
+    ) -> None:
+        """Batched among others, in small chunks with prefix caching and in large ones without: the reference's tokens.
+
+        A decoder that keeps a state has no prefix cache.
+        """
+        outputs = self.check_outputs(
+            subject, examination, max_num_batched_tokens=chunk, enable_prefix_caching=prefix_caching
+        )
+        reused = sum(output.num_cached_tokens for output in outputs)
+        self.require(
+            (reused > 0) == self.shares_prefixes,
+            "call_hf_processor",
+            expected="shared beginnings, or equal prompts where each is read whole, are found in the prefix cache",
+            got=f"{reused} tokens reused",
+            fix="let equal items and prompts become equal tokens and identifiers",
+        )
+
+    # --- comparing --------------------------------------------------------------------------------------------------
+
+    def check_outputs(self, subject: Subject, examination: Examination, **engine_args: Any) -> list[RequestOutput]:
+        """Return the outputs of all requests, served together and equal to the reference's; no block stays in use."""
+        __tracebackhide__ = True
+        cases = examination.cases
+        with (
+            self.expecting("all requests are served"),
+            LLM(str(subject.checkpoint), dtype="float32", **engine_args) as llm,
+        ):
+            outputs = llm.generate([c.prompt for c in cases], [c.params for c in cases], use_tqdm=False)
+            blocks = llm.engine.scheduler.blocks
+            blocks.check_integrity()
+            self.shares_prefixes = blocks.enable_prefix_caching
+            assert blocks.num_free_blocks == blocks.capacity, "blocks are still taken at the end"
+        for case, output, want in zip(cases, outputs, examination.expected, strict=True):
+            self.equal(
+                subject, output, want, f"{case.text[:60]!r} with {_counts(case.media)}", with_items=bool(case.media)
+            )
+        return outputs
+
+
+def _reads_whole_prompts(subject: Subject, case: Case) -> bool:
+    """Whether the first token of a prompt sees the last one: in an encoder, or in a span that is the prompt."""
+    if subject.is_encoder_decoder:
+        return True
+    processed = subject.process(case.text, case.media)
+    return (0, len(processed.token_ids)) in spans_of(subject.hooks, processed.token_ids, processed.features)
+
+
+def _cases(subject: Subject) -> Iterator[Case]:
+    """Yield requests: text alone, then longer ones, with items where the model takes any.
+
+    Long outputs of short prompts come first: they run in parallel until memory is used up.
+    """
+    longer = list(_item_cases(subject) if subject.modalities else _text_cases())
+    longest = max(len(subject.process(case.text, case.media).token_ids) + case.max_tokens for case in longer)
+    share = 1 if subject.is_encoder_decoder else 3  # blocks of states do not grow: its decoder fills memory alone
+    for i, question in enumerate(QUESTIONS):
+        yield Case(question, {}, max(24, longest // share) + 3 * i)
+    yield from longer
+
+
+def _text_cases() -> Iterator[Case]:
+    """Yield requests with a shared prefix, each longer than the one before."""
+    for i, question in enumerate(QUESTIONS):
+        yield Case("Look with care, one two three four five six seven. " * (i + 1) + question, {}, 5 + 2 * i)
+
+
+def _item_cases(subject: Subject) -> Iterator[Case]:
+    """Yield requests with one item, with several of several modalities, with many, with a shared prefix."""
+    several = {modality: subject.several(modality) for modality in subject.modalities}
+    for i, question in enumerate(QUESTIONS):
+        modality = subject.modalities[i % len(subject.modalities)]
+        one: list[Part] = [(modality, subject.item(modality, 11 * i)), question]
+        kinds = list(several) if i % 2 else list(several)[::-1]
+        many: list[Part] = [
+            part for m in kinds for k in range(several[m]) for part in (f"{m}", (m, subject.item(m, 50 + 7 * i + k)))
+        ]
+        shared: list[Part] = ["Look with care. ", (modality, subject.item(modality, 99)), question]
+        yield Case(*subject.prompt(one), 5 + 2 * i)
+        yield Case(*subject.prompt([*many, question[:30]]), 6 + i)
+        yield Case(*subject.prompt(shared), 10)
+    crowd = [(kinds[0], subject.item(kinds[0], k)) for k in range(subject.several(kinds[0], 8))]
+    yield Case(*subject.prompt([QUESTIONS[2] * 2, *(part for one in crowd for part in (one, ", ")), "?"]), 6)
+
+
+def _counts(media: dict[str, list[Any]]) -> str:
+    return " and ".join(f"{len(items)} {modality} items" for modality, items in media.items()) or "no items"

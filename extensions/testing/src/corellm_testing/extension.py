@@ -1,0 +1,19 @@
+"""What corellm calls of this distribution: two commands. Imports neither pytest nor torch."""
+
+from __future__ import annotations
+
+import argparse
+
+from corellm.hookspecs import hookimpl
+
+
+class Commands:
+    """`corellm inspect` and `new-plugin`."""
+
+    @hookimpl
+    def register_commands(self, subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+        """Add the commands."""
+        from corellm_testing.commands import inspect, new_plugin
+
+        for command in (inspect, new_plugin):
+            command.add_parser(subparsers)
