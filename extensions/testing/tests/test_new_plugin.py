@@ -21,7 +21,7 @@ from corellm.hookspecs import CONTRACT_VERSION
 from corellm_testing.items import make_audio, make_image, make_video
 from tests.examples.installing import installed, pretend
 
-TEMPLATE = Path(__file__).resolve().parents[2] / "examples" / "plugin-template"
+TEMPLATE = Path(__file__).resolve().parents[3] / "examples" / "plugin-template"
 FAMILIES = {
     **dict.fromkeys(("llava", "fuyu", "blip2", "internvl", "gemma3", "chameleon", "florence2"), "image"),
     "qwen_vl": "video",
@@ -159,7 +159,7 @@ def test_what_is_written(copy: Write) -> None:
         "ToyHearingForConditionalGeneration": "corellm_toyhearing:ToyHearing"
     }
     assert "corellm[audio]>=0.2,<0.3" in project["dependencies"]
-    assert project["optional-dependencies"]["test"] == ["corellm-testing"]
+    assert project["optional-dependencies"]["test"] == ["corellm-testing>=0.2,<0.3"]
     assert "copy of corellm-qwen-audio" in made.source("__init__").read_text()
     for step in (
         f"-m pip install -e '{made.folder}[test]'",
