@@ -21,7 +21,7 @@ def imported_by(statement: str) -> set[str]:
     [
         "import corellm",
         "from corellm import SamplingParams, RequestOutput",
-        "from corellm import PoolingParams, PoolingRequestOutput; import corellm.pooling.settings",
+        "from corellm import PoolingParams, PoolingRequestOutput; import corellm_pooling.settings",
         "import corellm.hookspecs, corellm.plugin.adapters, corellm.plugin.extension_hooks",
         "import corellm.cli; corellm.cli.build_parser()",
         "from corellm.plugin.extensions import load_extensions; load_extensions()",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from corellm.absent.names import METHODS, REQUEST_ARGUMENTS
 from corellm.absent.table import absent_attribute, refusing
@@ -28,10 +28,11 @@ from corellm.errors import (
     CorellmError,
     EngineDeadError,
     InvalidParameterError,
+    MissingExtraError,
     RequestError,
 )
 from corellm.outputs import RequestOutput
-from corellm.pooled_calls import OnError, PooledCalls
+from corellm.plugin.extensions import call_extensions
 from corellm.progress import Progress
 from corellm.prompts import priority_of_each, split_prompts
 from corellm.sampling_params import SamplingParams, params_of_each
@@ -41,10 +42,40 @@ from corellm.worker.process import usable_cpus
 if TYPE_CHECKING:
     import torch
 
+    from corellm.pooling_outputs import (
+        ClassificationOutput,
+        EmbeddingOutput,
+        PoolingOutput,
+        PoolingRequestOutput,
+        ScoringOutput,
+    )
+
+OnError = Literal["raise", "return"]
 _Result = TypeVar("_Result")
 
 
-class LLM(PooledCalls, Maintenance, NotPicklable):
+class _CallOfExtension:
+    """A method of `LLM` that an extension brings (`offer_calls`)."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, llm: LLM | None, owner: type) -> Any:
+        if llm is None:
+            return self
+        for _, calls in call_extensions("offer_calls", lambda calls: True, llm=llm):
+            if hasattr(calls, self._name):
+                return getattr(calls, self._name)
+        raise MissingExtraError(
+            f"LLM.{self._name} comes with corellm-{self._folder}; from a checkout: pip install "
+            f"./extensions/{self._folder}"
+        )
+
+
+class LLM(Maintenance, NotPicklable):
     r"""A loaded model that completes lists of prompts. A context manager: leaving it frees everything.
 
     Args:
@@ -210,7 +241,7 @@ class LLM(PooledCalls, Maintenance, NotPicklable):
         priorities = priority_of_each(priority, len(listed))
         process = self.engine.input_processor.process
         prepare = [partial(process, prompt, priority=p) for prompt, p in zip(listed, priorities, strict=True)]
-        return self._run(prepare, self._params_of_each(sampling_params, len(prepare)), use_tqdm, on_error)
+        return self.run_prepared(prepare, self._params_of_each(sampling_params, len(prepare)), use_tqdm, on_error)
 
     @refusing(REQUEST_ARGUMENTS)
     def chat(
@@ -273,7 +304,7 @@ class LLM(PooledCalls, Maintenance, NotPicklable):
             max_window_size=max_window_size,
         )
         prepare = [partial(process, conversation) for conversation in conversations]
-        return self._run(prepare, self._params_of_each(sampling_params, len(prepare)), use_tqdm, on_error)
+        return self.run_prepared(prepare, self._params_of_each(sampling_params, len(prepare)), use_tqdm, on_error)
 
     def _params_of_each(
         self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
@@ -286,16 +317,27 @@ class LLM(PooledCalls, Maintenance, NotPicklable):
         self.engine.use.check_task("generate")
         return params_of_each(self.get_default_sampling_params() if given is None else given, count)
 
+    # --- calls of extensions ----------------------------------------------------------------------------------------
+
+    if TYPE_CHECKING:  # arguments and results are documented at `corellm_pooling.calls`
+        encode: Callable[..., list[PoolingRequestOutput[PoolingOutput]]]
+        embed: Callable[..., list[PoolingRequestOutput[EmbeddingOutput]]]
+        classify: Callable[..., list[PoolingRequestOutput[ClassificationOutput]]]
+        reward: Callable[..., list[PoolingRequestOutput[PoolingOutput]]]
+        score: Callable[..., list[PoolingRequestOutput[ScoringOutput]]]
+    else:
+        encode, embed, classify, reward, score = (_CallOfExtension("pooling") for _ in range(5))
+
     # --- the loop ---------------------------------------------------------------------------------------------------
 
-    def _run(
+    def run_prepared(
         self,
         prepare: Sequence[Callable[[], ProcessedPrompt]],
         params: Sequence[Any],
         use_tqdm: bool | Callable[..., Any],
         on_error: OnError,
     ) -> list[Any]:
-        """Run prompts with their parameters, of sampling or of pooling; returns their outputs."""
+        """Run prompts that are prepared by functions, with the parameters of each; returns their outputs."""
         check_process()
         if on_error not in ("raise", "return"):
             raise InvalidParameterError(f"on_error must be 'raise' or 'return', got {on_error!r}", param="on_error")

@@ -23,6 +23,9 @@ MOVED = {
     "corellm.testing": "corellm_testing",
     "corellm.inspection": "corellm_testing.inspection",
     "corellm.scaffold": "corellm_testing.scaffold",
+    "corellm.pooling": "corellm_pooling",
+    "corellm.text_encoders": "corellm_pooling.text_encoders",
+    "corellm.similarity": "corellm_pooling.similarity",
 }
 """New names of packages by their old ones; the first that fits."""
 

@@ -117,3 +117,12 @@ def _is_integer(value: Any) -> bool:
     except TypeError:
         return False
     return True
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a string can be encoded, i.e. has no lone surrogates (from wrongly decoded bytes)."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -20,7 +20,6 @@ from corellm.engine.metrics import Metric as Metric
 from corellm.engine.preparation_pools import PreparationPools as PreparationPools
 from corellm.engine.process.client import ProcessLLM as ProcessLLM
 from corellm.engine.text_limit import CHEAP_CHARACTERS as CHEAP_CHARACTERS
-from corellm.engine.truncation import truncated_right as truncated_right
 
 __all__ = [
     "CHEAP_CHARACTERS",
@@ -34,5 +33,4 @@ __all__ = [
     "PreparationPools",
     "ProcessLLM",
     "ProcessedPrompt",
-    "truncated_right",
 ]

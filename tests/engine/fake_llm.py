@@ -16,9 +16,9 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from corellm import LLM
-from corellm.pooling.settings import Use
 from corellm.sampling_params import SamplingParams
 from corellm.worker.batch import ScheduledBatch, StepResult, TokenLogprobs
+from corellm_pooling.settings import Use
 from tests.engine.fake_worker import EOS, VOCABULARY, FakeWorker
 from tests.engine.simulation import Setup, Simulation
 

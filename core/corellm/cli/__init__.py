@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from corellm import __version__
-from corellm.cli import embed, plugins, run
+from corellm.cli import plugins, run
 from corellm.errors import CorellmError, PluginError
 
 _DESCRIPTION = "Run multimodal language models; every model family is a plugin."
@@ -35,6 +35,7 @@ COMMANDS_OF_EXTENSIONS = {
     "serve": "server",
     "batch": "server",
     "bench": "server",
+    "embed": "pooling",
     "inspect": "testing",
     "new-plugin": "testing",
 }
@@ -66,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"corellm {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show where in the code an error came from")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (run, embed, plugins):
+    for command in (run, plugins):
         command.add_parser(subparsers)
     _add_extension_commands(_subparsers(parser))
     examples = [line for line in _EXAMPLES.splitlines() if line.split()[1] in subparsers.choices]

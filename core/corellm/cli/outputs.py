@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 from corellm.errors import ConfigError, MissingExtraError
@@ -28,7 +29,5 @@ def check_plotting(path: str) -> None:
     if not path.endswith((".png", ".svg", ".pdf")):
         raise ConfigError(f"--plot writes .png, .svg or .pdf, got {path!r}")
     check_writable(path)
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError("--plot needs matplotlib; install it: pip install matplotlib") from error
+    if find_spec("matplotlib") is None:
+        raise MissingExtraError("--plot needs matplotlib; install it: pip install matplotlib")

@@ -61,7 +61,7 @@ class AdmissionLimits:
         shorter = "send fewer or smaller items" if 2 * of_items > length else "shorten the prompt"
         if length == 0:
             return PromptError("the prompt has no tokens; give it at least one")
-        output, misfit = (1, "leaves no room to generate") if request.pooling_params is None else (0, "does not fit")
+        output, misfit = (1, "leaves no room to generate") if request.prompt_task is None else (0, "does not fit")
         if length + output > self.max_model_len:
             return PromptTooLongError(
                 f"{told}, which {misfit} within max_model_len={self.max_model_len}; {shorter}, or "

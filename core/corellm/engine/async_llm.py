@@ -320,7 +320,7 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
 
     # --- in the engine's thread -------------------------------------------------------------------------------------
 
-    def _add(self, name: str, processed: ProcessedPrompt, params: SamplingParams, arrival_time: float) -> None:
+    def _add(self, name: str, processed: ProcessedPrompt, params: Any, arrival_time: float) -> None:
         stream = self._streams.get(name)
         if stream is None:
             return  # cancelled meanwhile

@@ -19,7 +19,6 @@ from corellm.engine.bad_words import BadWords
 from corellm.engine.chat_processor import ChatOptions, ChatProcessor, RenderedChat
 from corellm.engine.spans import Span, spans_of
 from corellm.engine.text_limit import TextLimit
-from corellm.engine.text_pairs import TextPair, encode_pair
 from corellm.engine.text_tokenizer import TextTokenizer
 from corellm.engine.window import Messages, Window, numbered_in, renumber
 from corellm.errors import (
@@ -40,8 +39,7 @@ from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.item_limits import check_counts
 from corellm.multimodal.processor import MultiModalProcessor
 from corellm.plugin.hook_callers import HookCallers
-from corellm.pooling.late_interaction import TextSide
-from corellm.prompts import is_token_ids, plain_token_ids
+from corellm.prompts import is_token_ids, is_unicode, plain_token_ids
 from corellm.sampling_params import SamplingParams, shown
 from corellm.templates.renderer import MAX_CHARS
 
@@ -51,7 +49,7 @@ if TYPE_CHECKING:  # only where hosts are allowed
 PROMPT_KEYS = frozenset(
     {
         "prompt", "prompt_token_ids", "multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids",
-        "cache_salt", "priority", "text_pair", "prompt_name",
+        "cache_salt", "priority",
     }
 )  # fmt: skip
 """Keys of a prompt given as a dictionary."""
@@ -67,21 +65,15 @@ class ProcessedPrompt:
     features: list[MultiModalFeature] = field(default_factory=list)
     cache_salt: str | None = None
     priority: int = 0
-    pair: TextPair | None = None
-    """Of a prompt of two texts."""
     decoder: DecoderPrompt | None = None
     """Of an encoder-decoder, whose encoder reads `token_ids`."""
-    side: TextSide | None = None
-    """How the text is read, by a ColBERT model; the tokens that fill a query up come after truncation."""
-
-    def limit(self, longest: int) -> int:
-        """Return the most tokens that it may have, of a model that takes `longest`."""
-        most = None if self.side is None else self.side.max_tokens
-        return longest if most is None else min(most, longest)
 
 
 class InputProcessor:
     """Prepares prompts for one loaded model.
+
+    A subclass for prompts of another kind has their keys in `prompt_keys`, and overrides `process_fields` or
+    `encode_text`.
 
     Args:
         tokenizer: the model's.
@@ -92,13 +84,13 @@ class InputProcessor:
         chat_template: the checkpoint's, or None.
         max_model_len: of the engine; families that shorten conversations keep to it.
         scheduling_policy: of the engine; requests may have a priority under `"priority"` only.
-        named: texts to put before a prompt's text, by name (`"prompt_name"`).
-        default_name: the name where a prompt has none; None for no text.
-        sides: how texts under some of these names are read; then a text without a name is refused.
         max_states: most states of an encoder-decoder's encoder; None for a model that is only a decoder.
-        pools: whether prompts are pooled; then a text may be empty, if the tokenizer adds special tokens.
         remote_media: fetches what conversations name by URL; None for no URLs.
     """
+
+    prompt_keys: frozenset[str] = PROMPT_KEYS
+    takes_empty_texts = False
+    """Whether a text may be empty, if the tokenizer adds special tokens."""
 
     def __init__(
         self,
@@ -111,25 +103,21 @@ class InputProcessor:
         max_model_len: int,
         chat_template: str | None = None,
         scheduling_policy: str = "fcfs",
-        named: Mapping[str, str] | None = None,
-        default_name: str | None = None,
-        sides: Mapping[str, TextSide] | None = None,
         max_states: int | None = None,
-        pools: bool = False,
         remote_media: RemoteMedia | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self._hooks, self.max_states = hooks, max_states
         self.mm_processor = mm_processor
-        self._encode_text = TextTokenizer(tokenizer)
+        self.text_tokenizer = TextTokenizer(tokenizer)
         # an encoder-decoder's prompt may be its encoder's or, behind an item, its decoder's
-        self._text_limit = TextLimit(self._encode_text.backend, max_model_len + (max_states or 0))
+        self.text_limit = TextLimit(self.text_tokenizer.backend, max_model_len + (max_states or 0))
         self.vocab_size = vocab_size
         self.embedding_size = embedding_size
         self._chat = ChatProcessor(
             tokenizer,
             self.tokenize,
-            self._text_limit.check,
+            self.text_limit.check,
             lambda: self._added_tokens,
             hooks,
             mm_processor,
@@ -137,8 +125,6 @@ class InputProcessor:
         )
         self._chat_template = chat_template
         self._scheduling_policy = scheduling_policy
-        self._named, self._default_name, self._sides = named or {}, default_name, sides or {}
-        self._pools = pools
         self._remote_media = remote_media
 
     def close(self) -> None:
@@ -165,9 +151,10 @@ class InputProcessor:
             return prompt
         with _preparing():
             fields = self._fields(prompt)
-            return self._process(fields if priority is None else {**fields, "priority": priority})
+            return self.process_fields(fields if priority is None else {**fields, "priority": priority})
 
-    def _process(self, fields: Mapping[str, Any]) -> ProcessedPrompt:
+    def process_fields(self, fields: Mapping[str, Any]) -> ProcessedPrompt:
+        """Prepare a prompt that is a dictionary with known keys; errors as of `process`."""
         mm_data = fields.get("multi_modal_data") or {}
         if not isinstance(mm_data, Mapping):
             raise PromptError(f'multi_modal_data must be like {{"image": image}}, got {mm_data!r:.100}')
@@ -178,8 +165,8 @@ class InputProcessor:
             if given and not all(isinstance(key, str) for key in given):
                 raise PromptError(f"{name} must be a dict with strings for keys")
         text = fields.get("prompt")
-        token_ids, pair = self._token_ids(fields)
-        if not mm_data and ((text == "" and not self._pools) or not token_ids):
+        token_ids = self._token_ids(fields)
+        if not mm_data and ((text == "" and not self.takes_empty_texts) or not token_ids):
             raise PromptError("the prompt is empty; write at least one character, or give an item")
         salt, priority = fields.get("cache_salt"), fields.get("priority", 0)
         if salt is not None and not (isinstance(salt, str) and salt and is_unicode(salt)):
@@ -191,8 +178,7 @@ class InputProcessor:
         if not expanded:
             raise PromptError("the prompt is empty; write at least one character, or give an item")
         decoder = None if self.max_states is None else self._decoder_prompt(expanded, features, self.max_states)
-        side = None if fields.get("prompt_token_ids") is not None else self._sides.get(self._name(fields) or "")
-        return ProcessedPrompt(text, expanded, features, salt, priority, pair, decoder, side)
+        return ProcessedPrompt(text, expanded, features, salt, priority, decoder)
 
     def _decoder_prompt(
         self, token_ids: list[int], features: list[MultiModalFeature], max_states: int
@@ -216,7 +202,7 @@ class InputProcessor:
                 f"the prompt has {len(token_ids)} tokens{told}, from which the encoder would make {num_states} states; "
                 f"it has {max_states} positions: shorten the prompt, or send fewer or smaller items"
             )
-        return DecoderPrompt(self._known(list(decoder.token_ids)), num_states)
+        return DecoderPrompt(self.known(list(decoder.token_ids)), num_states)
 
     def spans_of(self, processed: ProcessedPrompt) -> Sequence[Span]:
         """Return the spans of a decoder's prompt whose tokens see each other.
@@ -245,8 +231,7 @@ class InputProcessor:
                 param="priority",
             )
 
-    @staticmethod
-    def _fields(prompt: Any) -> Mapping[str, Any]:
+    def _fields(self, prompt: Any) -> Mapping[str, Any]:
         if isinstance(prompt, str):
             return {"prompt": prompt}
         if not isinstance(prompt, Mapping):
@@ -256,65 +241,34 @@ class InputProcessor:
                 f'a prompt is text, token ids, {{"prompt": text, ...}} or {{"prompt_token_ids": [...], ...}}; '
                 f"got {prompt!r:.100}"
             )
-        if prompt.keys() <= PROMPT_KEYS:
+        if prompt.keys() <= self.prompt_keys:
             return prompt
         fields = check_absent("a prompt", prompt, ABSENT_PROMPT_KEYS, PromptError)
-        unknown = sorted(map(str, fields.keys() - PROMPT_KEYS))
+        unknown = sorted(map(str, fields.keys() - self.prompt_keys))
         if unknown:
-            raise PromptError(f"unknown prompt key {unknown[0]!r}{suggestion(unknown[0], PROMPT_KEYS)}")
+            raise PromptError(f"unknown prompt key {unknown[0]!r}{suggestion(unknown[0], self.prompt_keys)}")
         return fields
 
-    def _token_ids(self, fields: Mapping[str, Any]) -> tuple[list[int], TextPair | None]:
+    def _token_ids(self, fields: Mapping[str, Any]) -> list[int]:
         given = fields.get("prompt_token_ids")
         if given is not None:
-            return self._known(plain_token_ids(given)), None
-        text, other = fields.get("prompt"), fields.get("text_pair")
+            return self.known(plain_token_ids(given))
+        text = fields.get("prompt")
         if not isinstance(text, str):
             raise PromptError(f"prompt must be a string, got {text!r:.100}")
-        if other is not None:
-            return self._encode_pair(text, other, fields)
-        if text or self._pools:
-            text = self._prefix(self._name(fields)) + text
-        self._text_limit.check(text)
-        return self._known(self._encode(text, add_special_tokens=True)), None
+        return self.known(self.encode_text(text, fields))
 
-    def _encode_pair(self, text: str, other: Any, fields: Mapping[str, Any]) -> tuple[list[int], TextPair]:
-        if fields.get("multi_modal_data"):
-            raise PromptError("text_pair joins two texts; a prompt with items has one text, with both in a template")
-        if self._sides:
-            raise PromptError(
-                "text_pair joins two texts, and this model reads each alone (ColBERT); score compares them"
-            )
-        for one in (text, other):
-            self._text_limit.check(str(one))
-            if not is_unicode(str(one)):
-                raise PromptError("text_pair: one of the texts is not valid Unicode; decode it as it was written")
-        token_ids, pair = encode_pair(self._encode_text, text, other)
-        return self._known(token_ids), pair
-
-    def _name(self, fields: Mapping[str, Any]) -> Any:
-        """Return the name under which the checkpoint puts a text before a prompt's: its own, else the default one."""
-        name = fields.get("prompt_name")
-        return self._default_name if name is None else name
-
-    def _prefix(self, name: Any) -> str:
-        """Return the text that the checkpoint puts before texts under a name; None for no name.
+    def encode_text(self, text: str, fields: Mapping[str, Any]) -> list[int]:
+        """Return the tokens of a prompt's text, which has these keys.
 
         Raises:
-            PromptError: there is no such name, or the model must know one.
+            PromptError: it is not valid Unicode.
+            PromptTooLongError: it can never fit.
         """
-        if self._sides and name not in self._sides:
-            raise PromptError(
-                "this model reads queries and documents differently (ColBERT); name the text with prompt_name="
-                f"{' or '.join(map(repr, self._sides))}",
-                param="prompt_name",
-            )
-        if name is not None and name not in self._named:
-            known = ", ".join(map(repr, self._named)) or "none"
-            raise PromptError(f"prompt_name {name!r:.100}: the checkpoint states no such prompt; it has {known}")
-        return "" if name is None else self._named[name]
+        self.text_limit.check(text)
+        return self.encode(text, add_special_tokens=True)
 
-    def _known(self, token_ids: list[int]) -> list[int]:
+    def known(self, token_ids: list[int]) -> list[int]:
         """Return the tokens after checking that the model knows each; a million take milliseconds."""
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.embedding_size:
             for token in token_ids:
@@ -359,8 +313,6 @@ class InputProcessor:
             InvalidParameterError: an option is wrong.
             MultiModalError: an item is wrong, or cannot be fetched.
         """
-        if self._sides:
-            raise PromptError("this model reads queries and documents (ColBERT), no conversations; give a text")
         chosen = ChatOptions.of(options)
         with _preparing():
             normalized = self._chat.normalized(messages, chosen)
@@ -395,7 +347,7 @@ class InputProcessor:
             PromptTooLongError: with both numbers.
         """
         text = "".join(part["text"] for message in messages for part in message["content"] if part["type"] == "text")
-        self._text_limit.check(text)
+        self.text_limit.check(text)
         if len(text) > MAX_CHARS:
             raise PromptTooLongError(
                 f"the conversation has {len(text)} characters, {MAX_CHARS} are allowed; shorten it"
@@ -450,13 +402,18 @@ class InputProcessor:
         Raises:
             PromptTooLongError: the text can never fit.
         """
-        self._text_limit.check(text)
-        return self._encode(text, add_special_tokens=False)
+        self.text_limit.check(text)
+        return self.encode(text, add_special_tokens=False)
 
-    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return the tokens of a text.
+
+        Raises:
+            PromptError: it is not valid Unicode.
+        """
         if not is_unicode(text):
             raise PromptError("the prompt is not valid Unicode text; decode it with the encoding it was written in")
-        return self._encode_text(text, add_special_tokens=add_special_tokens)
+        return self.text_tokenizer(text, add_special_tokens=add_special_tokens)
 
     @property
     def end_tokens(self) -> list[int]:
@@ -466,7 +423,7 @@ class InputProcessor:
     @cached_property
     def _added_tokens(self) -> tuple[list[int], list[int]]:
         """The special tokens that the tokenizer puts before and after every text."""
-        bare, full = self.tokenize("a"), self._encode("a", add_special_tokens=True)
+        bare, full = self.tokenize("a"), self.encode("a", add_special_tokens=True)
         for start in range(len(full) - len(bare) + 1):
             if full[start : start + len(bare)] == bare:
                 return full[:start], full[start + len(bare) :]
@@ -495,15 +452,6 @@ class InputProcessor:
     @cached_property
     def _bad_words(self) -> BadWords:
         return BadWords(self.tokenize, lambda ids: str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)))
-
-
-def is_unicode(text: str) -> bool:
-    """Whether a string can be encoded, i.e. has no lone surrogates (from wrongly decoded bytes)."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 @contextmanager

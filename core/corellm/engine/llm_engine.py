@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from corellm.allocator import keep_freed_memory, return_freed_memory
 from corellm.config import EngineConfig
@@ -20,11 +20,9 @@ from corellm.engine.input_processor import ProcessedPrompt, with_request_id
 from corellm.engine.locating import LocatedModel, locate
 from corellm.engine.output_processor import OutputProcessor
 from corellm.engine.request import Request, RequestStatus
-from corellm.engine.truncation import truncated
 from corellm.errors import ConfigError, CorellmError, EngineDeadError, InvalidParameterError
 from corellm.outputs import RequestOutput
-from corellm.pooling_params import PoolingParams
-from corellm.sampling_params import RequestOutputKind, SamplingParams, params_copy
+from corellm.sampling_params import RequestOutputKind, SamplingParams
 from corellm.worker.batch import ScheduledBatch, StepResult
 from corellm.worker.fork_safety import NotPicklable, check_process
 from corellm.worker.process import collector_paused, set_up_threads
@@ -52,7 +50,6 @@ class LLMEngine(NotPicklable):
         ConfigError, CheckpointError, PluginError: the model cannot be served; says why and the way out.
     """
 
-    runner_type = "generate"
     prepares_at_once = False
     """Whether a prompt is prepared in less time than it takes to pass it to another thread."""
     reads_pairs = False
@@ -67,11 +64,11 @@ class LLMEngine(NotPicklable):
         with collector_paused():
             located = located or locate(config.model)  # refuses without waiting for torch
             self.use = located.use
-            if self.use.runner != self.runner_type:
+            if self.use.engine_class is not type(self):
                 raise ConfigError(
-                    f"{config.model.model} is a model for {', '.join(self.use.tasks) or 'pooling'}, and this command "
-                    "generates text; use corellm embed, corellm serve, or in Python LLM.embed, LLM.classify, ...; or "
-                    "set runner='generate', convert='none'"
+                    f"{config.model.model} is a model for {', '.join(self.use.tasks) or 'its own tasks'}, and this "
+                    "command generates text; use corellm embed, corellm serve, or in Python LLM.embed, LLM.classify, "
+                    "...; or set runner='generate', convert='none'"
                 )
             set_up_threads()
             keep_freed_memory()
@@ -118,30 +115,24 @@ class LLMEngine(NotPicklable):
         """The tasks that requests may have."""
         return self.use.tasks
 
-    @classmethod
-    def from_kwargs(cls, **kwargs: Any) -> LLMEngine:
+    @staticmethod
+    def from_kwargs(**kwargs: Any) -> LLMEngine:
         """Make the engine that a model needs from flat keyword arguments, `model=` at least."""
         config = EngineConfig.from_kwargs(**kwargs)
         located = locate(config.model)
-        if located.use.runner == "pooling":
-            from corellm.engine.pooling_engine import PoolingEngine
-
-            return PoolingEngine(config, located=located)
-        return cls(config, located=located)
+        return located.use.engine_class(config, located=located)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """A copy of the parameters for requests without any: the checkpoint's, unless `generation_config="none"`."""
         return self._default_params.clone()
 
-    def own_params(self, given: SamplingParams | PoolingParams | None) -> SamplingParams:
+    def own_params(self, given: Any) -> Any:
         """A request's own copy of its sampling parameters; the defaults for None.
 
         Raises:
             InvalidParameterError: not a `SamplingParams`, or one with a wrong value.
         """
-        if isinstance(given, PoolingParams):
-            self.use.check_task(given.task)
-        return self.get_default_sampling_params() if given is None else params_copy(cast(SamplingParams, given))
+        return self.use.own_params(given, self._default_params, self.tasks)
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -168,9 +159,12 @@ class LLMEngine(NotPicklable):
             RequestFailedError: its items could not be processed; nothing was queued.
         """
         params = self.own_params(params)
-        self.input_processor.check_params(params)
-        processed = self._prepared(request_id, prompt)
-        processed = truncated(processed, params, self.scheduler.limits.max_total_tokens)
+        processed, params = self.use.ready(
+            self._prepared(request_id, prompt),
+            params,
+            self.scheduler.limits.max_total_tokens,
+            self.input_processor,
+        )
         bad_words_ids = self.input_processor.bad_words_ids(params)
         decoder, encoder_prompt = processed.decoder, None
         if decoder is not None:

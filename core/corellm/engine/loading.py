@@ -43,7 +43,6 @@ from corellm.multimodal.profile import DummyProfile
 from corellm.plugin.extensions import first_result
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
 from corellm.templates.renderer import TemplateRenderer
-from corellm.text_encoders.recognition import is_text_encoder
 from corellm.transformers_releases import warn_if_untested
 from corellm.worker.checkpoint import naming_unknown_tokens
 from corellm.worker.decode_graphs import graph_sizes, plan_sizes_for_cpu
@@ -101,10 +100,7 @@ def load(config: EngineConfig, located: LocatedModel, *, check_encoders: bool = 
         opened = open_model(config, located)
         on_failure.callback(opened.templates.close)
         with on_device(opened.context.device):
-            load_parts = _load
-            if opened.use.runner == "pooling" and is_text_encoder(opened.context.hf_config):
-                from corellm.engine.text_encoder_loading import load_text_encoder as load_parts
-            model = load_parts(config, opened, on_failure)
+            model = opened.use.load(config, opened, on_failure) or _load(config, opened, on_failure)
             if check_encoders:
                 model.runner.encoders.check(model.input_processor.mm_processor.profile.features)
         on_failure.pop_all()
@@ -312,10 +308,8 @@ def _make_runner(
     """Return the model runner, with its KV cache allocated."""
     block_size = config.cache.block_size
     make: Callable[..., ModelRunner] = ModelRunner
-    if weights.pooler is not None:
-        from corellm.pooling.runner import PoolingRunner
-
-        make = partial(PoolingRunner, weights.pooler)
+    if weights.make_runner is not None:
+        make = weights.make_runner
     elif weights.max_states is not None:
         from corellm.worker.encoder_decoder import EncoderDecoderRunner
 

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corellm.config import ModelConfig
+from corellm.engine.model_use import ModelUse
 from corellm.engine.recommended_sampling import recommended_sampling
-from corellm.errors import ConfigError, PluginNotFoundError
+from corellm.errors import ConfigError, MissingExtraError, PluginNotFoundError
 from corellm.plugin.adapters import AdapterEntry, find_adapter
-from corellm.pooling.sentence_transformers import read_stated_pooling
-from corellm.pooling.settings import Use, generative_names, resolve_use
-from corellm.pooling_params import PoolerConfig
+from corellm.plugin.extensions import first_result
 from corellm.sampling_params import SamplingParams
 from corellm.worker.checkpoint import read_architectures, resolve_checkpoint, resolve_tokenizer
 from corellm.worker.checkpoint_files import check_files, read_json
@@ -31,8 +30,9 @@ class LocatedModel:
     """Directory of the tokenizer's files: the checkpoint's, unless `tokenizer` names another."""
     entry: AdapterEntry
     architectures: tuple[str, ...]
-    """Names under which the plugin serves it: those it states, or of the family's models that generate text."""
-    use: Use
+    """Names under which the plugin serves it: those it states, or further ones of its use."""
+    use: ModelUse
+    """What the model is run for."""
     sampling: SamplingParams
     """Default sampling parameters of requests."""
 
@@ -45,10 +45,8 @@ def locate(config: ModelConfig) -> LocatedModel:
     """
     path = resolve_checkpoint(config)
     architectures = _architectures(config, path)
-    PoolerConfig.of(config.pooler_config)  # refused before weights are read
-    stated = read_stated_pooling(path) is not None
-    use = resolve_use(config.runner, config.convert, (*architectures, "")[0], states_pooling=stated)
-    entry, architectures = _adapter_for(config, path, architectures)
+    use = _use(config, path, architectures)
+    entry, architectures = _adapter_for(config, path, architectures, use)
     check_files(path, weights=config.load_format != "dummy")
     tokenizer_path = resolve_tokenizer(config, path)
     if tokenizer_path != path:
@@ -57,19 +55,41 @@ def locate(config: ModelConfig) -> LocatedModel:
     return LocatedModel(path, tokenizer_path, entry, architectures, use, sampling)
 
 
+def _use(config: ModelConfig, path: Path, architectures: tuple[str, ...]) -> ModelUse:
+    """Return what the checkpoint is run for.
+
+    Raises:
+        ConfigError: an extension refuses the settings.
+        MissingExtraError: they ask for what no installed extension offers.
+    """
+    offered: ModelUse | None = first_result("offer_use", _is_use, config=config, path=path, architectures=architectures)
+    if offered is not None:
+        return offered
+    if config.runner not in ("auto", "generate") or config.convert not in ("auto", "none"):
+        raise MissingExtraError(
+            f"runner={config.runner!r:.100}, convert={config.convert!r:.100}: this needs corellm-pooling; from a "
+            "checkout: pip install ./extensions/pooling"
+        )
+    return ModelUse()
+
+
 def _adapter_for(
-    config: ModelConfig, path: Path, architectures: tuple[str, ...]
+    config: ModelConfig, path: Path, architectures: tuple[str, ...], use: ModelUse
 ) -> tuple[AdapterEntry, tuple[str, ...]]:
-    """Return the adapter, and the architectures it was found by: a pooling model's own, or its family's others."""
+    """Return the adapter, and the architectures it was found by: the checkpoint's, or further ones of its use."""
     try:
         return find_adapter(architectures, adapter=config.adapter), architectures
     except PluginNotFoundError as error:
-        others = tuple(name for stated in architectures for name in generative_names(stated))
+        others = tuple(name for stated in architectures for name in use.further_names(stated))
         with contextlib.suppress(PluginNotFoundError):  # the error about the stated ones is raised
             return find_adapter(others, adapter=config.adapter), others
         if not read_json(path / "config.json").get("is_encoder_decoder"):
             raise
         raise PluginNotFoundError(f"{error}. It is an encoder-decoder; corellm itself runs decoders only") from error
+
+
+def _is_use(result: object) -> bool:
+    return isinstance(result, ModelUse)
 
 
 def _architectures(config: ModelConfig, path: Path) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,12 +16,12 @@ from torch import nn
 from corellm.attention.backend import AttentionBackend
 from corellm.attention.paged import ATTENTION_NAME, register_attention
 from corellm.config import EngineConfig
+from corellm.engine.model_use import ModelUse
 from corellm.engine.sizing import wanted_len
 from corellm.errors import ConfigError
 from corellm.hookspecs import LoadConfig, ModelContext
 from corellm.plugin.extensions import call_extensions
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
-from corellm.pooling.settings import Use
 from corellm.quantization import quantize_linears
 from corellm.recurrent.finding import find_mixers, noting_widths
 from corellm.worker.decoder_probe import SpanMasks, causal_layers, probe_decoder, probe_spans
@@ -32,7 +31,7 @@ from corellm.worker.mapped_weights import release_mapped_weights
 from corellm.worker.packed_linear import pack_linears, packing_helps
 
 if TYPE_CHECKING:
-    from corellm.pooling.poolers import DispatchPooler
+    from corellm.worker.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +52,8 @@ class ModelParts:
     """Layers in which tokens of a span do not see each other."""
     windows_cut_spans: bool
     """Whether a window hides the beginning of a span from tokens of the same span."""
-    pooler: DispatchPooler | None = None
-    """Of a model that is run for pooling: it has no logits."""
+    make_runner: Callable[..., ModelRunner] | None = None
+    """Makes the worker of a model without logits; None where tokens are sampled."""
     max_states: int | None = None
     """Most states of an encoder-decoder's encoder; None for a model that is only a decoder."""
     mixers: dict[str, tuple[nn.Module, int]] = field(default_factory=dict)
@@ -84,13 +83,10 @@ def load_model(
 
 
 def load_weights(
-    config: EngineConfig, hooks: HookCallers, context: ModelContext, backend: AttentionBackend, use: Use
+    config: EngineConfig, hooks: HookCallers, context: ModelContext, backend: AttentionBackend, use: ModelUse
 ) -> ModelParts:
     """Load the model, find its decoder, layout and widths, and replace layers by faster ones."""
-    pools = use.runner == "pooling"
-    if pools:
-        from corellm.pooling import building
-    model = load_model(config, hooks, context, partial(building.adapted_class, use=use) if pools else None)
+    model = load_model(config, hooks, context, use.adapt_class)
     language_model = hooks.get_language_model(model=model)
     token = torch.zeros(1, dtype=torch.long, device=context.device)
     width = hooks.get_input_embeddings(model=model, input_ids=token).shape[-1]
@@ -115,15 +111,16 @@ def load_weights(
         spans = probe_spans(model, language_model, hidden_size, context.dtype, context.device)
     causal = causal_layers(model, layout, spans.ahead, names_spans=names_spans, backend=backend)
     embedding_size = model_width(model)
-    pooler = building.build_pooler(config, context, model, use, hidden_size) if pools else None
-    vocab_size = embedding_size if pools else hooks.compute_logits(model=model, hidden_states=hidden).shape[-1]
+    make_runner = use.runner(config, context, model, hidden_size)
+    samples = make_runner is None
+    vocab_size = hooks.compute_logits(model=model, hidden_states=hidden).shape[-1] if samples else embedding_size
     replace_layers(model, config, context)
     found = {name: (module, widths[name]) for name, module in mixers.items()}
     sizes = (hidden_size, vocab_size, embedding_size)
-    return ModelParts(model, language_model, layout, *sizes, causal, spans.cut, pooler, max_states, found)
+    return ModelParts(model, language_model, layout, *sizes, causal, spans.cut, make_runner, max_states, found)
 
 
-def _encoder_decoder_probe(config: EngineConfig, use: Use, max_states: int | None) -> dict[str, Any]:
+def _encoder_decoder_probe(config: EngineConfig, use: ModelUse, max_states: int | None) -> dict[str, Any]:
     """Return how an encoder-decoder's decoder is probed, as arguments of `probe_decoder`.
 
     Raises:
@@ -131,7 +128,7 @@ def _encoder_decoder_probe(config: EngineConfig, use: Use, max_states: int | Non
     """
     if max_states is None:
         return {}
-    if use.runner == "pooling":
+    if not use.runs_encoder_decoders:
         raise ConfigError("this model is an encoder-decoder, which corellm runs to generate only; leave out runner")
     if config.cache.kv_cache_dtype != "auto":
         raise ConfigError(

@@ -11,7 +11,8 @@ from functools import lru_cache, partial
 from corellm.config import EngineConfig
 from corellm.engine.input_processor import InputProcessor
 from corellm.engine.locating import LocatedModel
-from corellm.engine.text_tokenizer import TextTokenizer, lower_case
+from corellm.engine.model_use import ModelUse
+from corellm.engine.text_tokenizer import TextTokenizer
 from corellm.errors import CheckpointError, CorellmError, raised_at
 from corellm.hookspecs import ModelContext
 from corellm.multimodal.defaults import ProcessingChecks, ProcessingDefaults
@@ -20,11 +21,7 @@ from corellm.multimodal.processor import MultiModalProcessor
 from corellm.plugin.extensions import first_result, load_extensions
 from corellm.plugin.hook_callers import HookCallers, hook_callers
 from corellm.plugin.manager import build_manager, call_static_hook
-from corellm.pooling.late_interaction import text_sides
-from corellm.pooling.sentence_transformers import read_stated_pooling
-from corellm.pooling.settings import Use
 from corellm.templates.renderer import TemplateRenderer
-from corellm.text_encoders.recognition import is_text_encoder
 from corellm.worker import checkpoint as checkpoints
 from corellm.worker.config_overrides import override_config
 from corellm.worker.defaults import ModelDefaults
@@ -42,7 +39,7 @@ class OpenedModel:
     """What item hashes depend on besides the item."""
     templates: TemplateRenderer
     """Renders chat templates; must be closed."""
-    use: Use
+    use: ModelUse
     """What the model is run for."""
 
 
@@ -75,9 +72,7 @@ def open_model(config: EngineConfig, located: LocatedModel) -> OpenedModel:
     )
     if config.model.hf_overrides:
         hf_config = override_config(hf_config, config.model.hf_overrides)
-    if located.use.runner == "pooling" and not is_text_encoder(hf_config):
-        # a family's adapter knows its model by the name that generates text
-        hf_config.architectures = list(located.architectures)
+    located.use.settle_config(hf_config, located.architectures)
     tokenizer = checkpoints.load_tokenizer(
         located.tokenizer_path,
         call_static_hook(adapter, "register_tokenizer", entry.distribution),
@@ -150,17 +145,13 @@ def make_input_processor(
     max_model_len: int,
 ) -> InputProcessor:
     """Return the processor of prompts."""
-    pools = opened.use.runner == "pooling"
-    stated = read_stated_pooling(opened.context.model_path) if pools else None
-    if stated is not None and stated.lowers_case:
-        lower_case(opened.context.tokenizer)
+    make = opened.use.input_processor(opened.context, max_model_len)
     remote_media = None
     if config.fetching.allowed_media_domains:
         from corellm.engine.remote_media import RemoteMedia
 
         remote_media = RemoteMedia(config.fetching)
-    late = None if stated is None else stated.late
-    return InputProcessor(
+    return make(
         opened.context.tokenizer,
         opened.hooks,
         mm_processor,
@@ -169,10 +160,6 @@ def make_input_processor(
         max_model_len=max_model_len,
         chat_template=opened.context.chat_template,
         scheduling_policy=config.scheduler.scheduling_policy,
-        named=None if stated is None else stated.prompts,
-        default_name=None if stated is None else stated.default_prompt,
-        sides=None if late is None else text_sides(late, opened.context.tokenizer, max_model_len),
         max_states=opened.hooks.get_max_encoder_states(),
-        pools=pools,
         remote_media=remote_media,
     )

@@ -10,16 +10,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import Any
 
 from corellm.engine.encoder_prompt import EncoderPrompt
 from corellm.errors import CorellmError
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.outputs import FinishReason
 from corellm.sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    from corellm.pooling_params import PoolingParams
 
 
 class RequestStatus(Enum):
@@ -75,8 +72,8 @@ class Request:
     bad_words_ids: Sequence[Sequence[int]] = ()
     spans: Sequence[tuple[int, int]] = ()
     """`[start, end)` of prompt tokens that see each other, in order. A chunk has all tokens of a span or none."""
-    pooling_params: PoolingParams | None = None
-    """For a prompt that is pooled: it ends with its last chunk, without a token."""
+    prompt_task: Any = None
+    """What is made of the prompt, where no text is: the worker knows. It ends with its last chunk, without a token."""
     needs_every_row: bool = False
     """Whether the hidden states of all tokens are needed, so that none may come from the prefix cache."""
     encoder_prompt: EncoderPrompt | None = None

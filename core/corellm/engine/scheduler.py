@@ -473,7 +473,7 @@ class Scheduler:
             self.waiting.push(request)
 
     def _advance(self, request: Request, chunk: SequenceChunk, result: StepResult) -> bool:
-        """Take in a computed chunk; returns whether the request got a token, or was pooled."""
+        """Take in a computed chunk; returns whether the request got a token, or is done with its prompt."""
         request.num_computed_tokens = chunk.start + chunk.num_tokens
         self.blocks.mark_computed(request)
         if request.needs_encoder:
@@ -483,7 +483,7 @@ class Scheduler:
             self._encoders.release_computed(request)
         if not chunk.samples:
             return False
-        if request.pooling_params is not None:
+        if request.prompt_task is not None:
             request.status = RequestStatus.FINISHED_STOPPED
         else:
             request.append_token(result.sampled[request.request_id])

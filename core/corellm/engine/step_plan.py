@@ -36,7 +36,7 @@ class StepPlan:
         """Announce a request to the worker."""
         sequence = NewSequence(
             request.request_id, request.prompt_token_ids, request.output_token_ids, request.sampling_params,
-            request.features, request.stop_token_ids, request.bad_words_ids, request.pooling_params, request.spans,
+            request.features, request.stop_token_ids, request.bad_words_ids, request.prompt_task, request.spans,
             None if request.encoder_prompt is None else request.encoder_prompt.token_ids,
         )  # fmt: skip
         self.batch.new.append(sequence)

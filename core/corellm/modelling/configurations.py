@@ -30,6 +30,14 @@ def load_config(path: Path, trust_remote_code: bool = False) -> Any:
     return transformers.AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
 
 
+def is_text_encoder(hf_config: Any) -> bool:
+    """Whether a model sees later tokens, too: transformers has it fill masks, or its configuration says so."""
+    stated = getattr(hf_config, "use_bidirectional_attention", None) is True
+    if hf_config.is_encoder_decoder or getattr(hf_config, "is_decoder", False):
+        return False
+    return stated or type(hf_config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
+
+
 def item_token_ids(config: Any) -> Iterator[tuple[str, str, int]]:
     """Yield modality, name and id of the tokens that a configuration, or one inside it, names for items.
 

@@ -19,11 +19,16 @@ from corellm.hookspecs import PROJECT_NAME
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
+    from pathlib import Path
 
     import torch
     from torch import nn
 
+    from corellm.config import ModelConfig
+    from corellm.engine.model_use import ModelUse
     from corellm.hookspecs import ModelContext
+    from corellm.llm import LLM
     from corellm.worker.defaults import MergeRows
     from corellm.worker.device_sampling import Sample
 
@@ -75,12 +80,33 @@ def fuse_layers(
 
 
 @_hookspec
+def offer_use(config: ModelConfig, path: Path, architectures: Sequence[str]) -> ModelUse | None:
+    """Offer another use of a checkpoint than generating text, before a plugin is looked up for it.
+
+    The first offer is taken. None for a checkpoint that generates text, or is another extension's.
+
+    Args:
+        config: of the model.
+        path: directory of the checkpoint.
+        architectures: that it states, or `hf_overrides`.
+
+    Raises:
+        ConfigError: the settings cannot be.
+    """
+
+
+@_hookspec
 def wrap_adapter(context: ModelContext) -> Any:
     """Give an object whose `hookimpl(wrapper=True)` methods surround any of the adapter's hooks, or None.
 
     Called once per loaded model. A wrapper is a generator: it runs, yields, receives the adapter's return value and
     returns it or another (see pluggy's documentation). Use it for logging, tracing, token pruning.
     """
+
+
+@_hookspec
+def offer_calls(llm: LLM) -> Any:
+    """Give an object whose public methods are calls of an `LLM`, which names what it may be given; or None."""
 
 
 @_hookspec

@@ -47,7 +47,7 @@ class TextModel:
     @hookimpl
     def load_model(self, load_config: LoadConfig) -> None:
         """Refuse what cannot be run before weights are read; the core's default then loads them."""
-        from corellm.text_encoders.recognition import is_text_encoder
+        from corellm.modelling.configurations import is_text_encoder
         from corellm.text_models.refusals import check_architecture
 
         is_pooled = load_config.adapt_class is not None

@@ -9,17 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 from corellm.errors import CorellmError
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from corellm.pooling_params import PoolingParams
 
 UNKNOWN = -1
 """In place of a token id that the step in flight is still sampling."""
@@ -38,8 +32,8 @@ class NewSequence:
     stop_token_ids: frozenset[int] = frozenset()
     """Tokens that `min_tokens` holds back: end of sequence (unless ignored) and the request's stop tokens."""
     bad_words_ids: Sequence[Sequence[int]] = ()
-    pooling_params: PoolingParams | None = None
-    """For a prompt that is pooled."""
+    prompt_task: Any = None
+    """What is made of the prompt, where no token is sampled: known to the worker of that use."""
     spans: Sequence[tuple[int, int]] = ()
     """`[start, end)` of prompt tokens that see each other, in order."""
     encoder_token_ids: Sequence[int] | None = None
@@ -137,7 +131,7 @@ class StepResult:
     """For the sampled token, where the request asked for it."""
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     """For the prompt tokens `start + 1 ... start + num_tokens` of this step's chunk, as far as the prompt goes."""
-    pooled: dict[str, NDArray[np.float32]] = field(default_factory=dict)
-    """Request id to the result, for every pooled prompt whose last chunk this was."""
+    made: dict[str, Any] = field(default_factory=dict)
+    """Request id to what was made of the prompt, for every `prompt_task` whose last chunk this was."""
     failed: dict[str, CorellmError] = field(default_factory=dict)
     """Requests that failed in this step, each with its error; they get no token."""

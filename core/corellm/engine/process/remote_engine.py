@@ -37,12 +37,11 @@ from corellm.engine.process.messages import (
     Start,
 )
 from corellm.engine.process.process import END_SECONDS, Process
-from corellm.engine.truncation import ready_to_pool, truncated
 from corellm.errors import ConfigError, EngineDeadError, PromptTooLongError
 from corellm.log_format import is_json
 from corellm.outputs import RequestOutput
 from corellm.pooling_params import PoolingParams
-from corellm.sampling_params import RequestOutputKind, SamplingParams, params_copy
+from corellm.sampling_params import RequestOutputKind, SamplingParams
 from corellm.worker.process import collector_paused, set_up_threads
 
 logger = logging.getLogger(__name__)
@@ -130,13 +129,8 @@ class RemoteEngine:
 
     def own_params(self, given: SamplingParams | PoolingParams | None) -> SamplingParams | PoolingParams:
         """As `LLMEngine.own_params`; what the model's pooler refuses comes as an output."""
-        if self.use.runner == "pooling":
-            self.use.check_params(given, self.tasks)
-        elif isinstance(given, PoolingParams):
-            self.use.check_task(given.task)
-        if isinstance(given, PoolingParams):
-            return given
-        return self.get_default_sampling_params() if given is None else params_copy(given)
+        own: SamplingParams | PoolingParams = self.use.own_params(given, self._default_params, self.tasks)
+        return own
 
     def has_unfinished_requests(self) -> bool:
         """False: no step is to be made in this process."""
@@ -156,13 +150,10 @@ class RemoteEngine:
             RequestError: the request is wrong; nothing was sent.
             EngineDeadError: the process ended.
         """
-        longest = self.sizes.max_total_tokens
+        prompt, params = self.use.ready(prompt, params, self.sizes.max_total_tokens, self.input_processor)
         if isinstance(params, PoolingParams):
-            prompt, params = ready_to_pool(prompt, params, longest, self.input_processor.end_tokens)
             self._add(request_id, prompt, PooledInFlight(prompt), None, params, arrival_time)
             return
-        self.input_processor.check_params(params)
-        prompt = truncated(prompt, params, longest)
         joins = params.output_kind is RequestOutputKind.CUMULATIVE
         if joins:
             params.output_kind = RequestOutputKind.DELTA

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from corellm.errors import MultiModalError, PromptTooLongError, RequestError
 from corellm.pooling_params import PoolingParams
 from corellm.sampling_params import SamplingParams
-from corellm.serving import CHEAP_CHARACTERS, EngineClient, PreparationPools, ProcessedPrompt, truncated_right
+from corellm.serving import CHEAP_CHARACTERS, EngineClient, PreparationPools, ProcessedPrompt
 from corellm_server.conversation import CheckedMessages, Source, check_counts, check_messages
 from corellm_server.errors import ApiError
 from corellm_server.exchange import Exchange
@@ -173,6 +173,10 @@ class Preparation:
             ApiError: it is too long, with both numbers.
             InvalidParameterError: an item would be cut.
         """
+        from corellm_pooling.inputs import PooledPrompt
+        from corellm_pooling.truncation import truncated_right
+
+        assert isinstance(prompt, PooledPrompt)
         limit = prompt.limit(self._client.max_model_len)
         end_tokens = self._client.input_processor.end_tokens
         prompt = truncated_right(prompt, params.truncate_prompt_tokens, limit, end_tokens)

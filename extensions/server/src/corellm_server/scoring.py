@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from corellm.pooling.late_interaction import DOCUMENT, QUERY
-from corellm.pooling.pairs import PLACES, join_pair, paired, text_pair
-from corellm.pooling.scoring import cosine, max_sim
-from corellm.pooling.settings import compares_tokens
 from corellm.serving import ProcessedPrompt
+from corellm_pooling.late_interaction import DOCUMENT, QUERY
+from corellm_pooling.pairs import PLACES, join_pair, paired, text_pair
+from corellm_pooling.scoring import cosine, max_sim
+from corellm_pooling.settings import compares_tokens
 from corellm_server.conversation import CheckedMessages, check_messages
 from corellm_server.errors import ApiError
 from corellm_server.exchange import Exchange

@@ -13,8 +13,8 @@ import pytest
 
 from corellm import AsyncLLM
 from corellm.engine.process.client import ProcessLLM
+from extensions.pooling.tests.checkpoints import WIDTH, random_tensor, rewritten
 from extensions.server.tests.conftest import MODEL, Running, serving
-from tests.pooling.checkpoints import WIDTH, random_tensor, rewritten
 
 ENGINE: dict[str, Any] = {"dtype": "float32", "block_size": 8, "max_num_seqs": 16, "max_num_batched_tokens": 256}
 TEMPLATE = "Query: {query}\nDocument: {document}\nFits: "

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from corellm import LLM
 from corellm.engine.process.client import ProcessLLM
+from extensions.pooling.tests.text_encoders.checkpoints import TEXTS, make_tiny_encoder
+from extensions.pooling.tests.text_encoders.colbert import DOCUMENTS, make_pylate
 from extensions.server.tests.conftest import MODEL, serving, user
 from extensions.server.tests.pooling.conftest import ask
 from extensions.server.tests.pooling.test_equality import close
 from extensions.server.tests.test_promises import error_of
-from tests.text_encoders.checkpoints import TEXTS, make_tiny_encoder
-from tests.text_encoders.colbert import DOCUMENTS, make_pylate
 
 
 def test_embeddings(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ import pytest
 from corellm import LLM, AsyncLLM
 from corellm.engine.process.client import ProcessLLM
 from corellm_server.responses.pooling import ranks
+from extensions.pooling.tests.checkpoints import WIDTH, random_tensor, rewritten
 from extensions.server.tests.conftest import Running, image_part, serving, user
 from extensions.server.tests.pooling.conftest import ENGINE, RERANKER, TEMPLATE, ask
 from extensions.server.tests.test_equality import media
 from tests.fixtures import random_image
-from tests.pooling.checkpoints import WIDTH, random_tensor, rewritten
 
 TEXTS = [f"sentence {number}: " + "red circle " * (number % 11) for number in range(8)]
 ROUNDING, RAW_ROUNDING = 1e-6, 1e-5

@@ -1,0 +1,83 @@
+"""The engine of a model that pools: requests have `PoolingParams`, and end with their prompt's last chunk.
+
+Everything else is `LLMEngine`: the same scheduler, prompts, items and steps.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, cast
+
+from corellm.config import EngineConfig
+from corellm.engine.llm_engine import LLMEngine
+from corellm.engine.locating import LocatedModel
+from corellm.engine.output_processor import OutputProcessor
+from corellm.engine.request import Request
+from corellm.sampling_params import RequestOutputKind, SamplingParams
+from corellm_pooling.outputs import PooledOutputs
+
+if TYPE_CHECKING:  # imports torch
+    from corellm_pooling.runner import PoolingRunner
+
+_NO_SAMPLING = SamplingParams(max_tokens=1, detokenize=False)
+"""Of pooled requests: no token is sampled."""
+
+
+class PoolingEngine(LLMEngine):
+    """Serves one model that pools; arguments as of `LLMEngine`."""
+
+    def __init__(
+        self, config: EngineConfig, *, check_encoders: bool = True, located: LocatedModel | None = None
+    ) -> None:
+        super().__init__(config, check_encoders=check_encoders, located=located)
+        runner = cast("PoolingRunner", self.runner)
+        self.pooler, self.reads_pairs = runner.pooler, runner.reads_pairs
+        self.output_processor = cast(OutputProcessor, PooledOutputs())  # it has the methods that the engine calls
+        self.prepares_at_once = not self.input_processor.mm_processor.limits
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that requests may have."""
+        return self.pooler.tasks
+
+    def own_params(self, given: Any) -> Any:
+        """A request's parameters, checked.
+
+        Raises:
+            InvalidParameterError: no `PoolingParams`, or of a task that the model was not loaded for.
+        """
+        params = super().own_params(given)
+        self.pooler.check(params)
+        return params
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: Any = None,
+        *,
+        stream: bool = True,
+        arrival_time: float | None = None,
+    ) -> None:
+        """Queue a request; arguments as of `LLMEngine.add_request`, with a `PoolingParams` for `params`."""
+        params = self.own_params(params)
+        processed, params = self.use.ready(
+            self._prepared(request_id, prompt),
+            params,
+            self.scheduler.limits.max_total_tokens,
+            self.input_processor,
+        )
+        queued_ts = time.monotonic()
+        request = Request(
+            request_id=str(next(self._ids)),
+            prompt_token_ids=processed.token_ids,
+            sampling_params=_NO_SAMPLING,
+            features=processed.features,
+            priority=processed.priority,
+            cache_salt=processed.cache_salt,
+            arrival_time=queued_ts if arrival_time is None else arrival_time,
+            prompt_task=params,
+            spans=self.input_processor.spans_of(processed),
+            needs_every_row=self.pooler.needs_every_row(params, processed.token_ids),
+        )
+        self._enqueue(request_id, processed, [request], RequestOutputKind.FINAL_ONLY, queued_ts)
