@@ -16,9 +16,9 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from corellm import LLM
+from corellm.engine.model_use import ModelUse
 from corellm.sampling_params import SamplingParams
 from corellm.worker.batch import ScheduledBatch, StepResult, TokenLogprobs
-from corellm_pooling.settings import Use
 from tests.engine.fake_worker import EOS, VOCABULARY, FakeWorker
 from tests.engine.simulation import Setup, Simulation
 
@@ -100,7 +100,7 @@ def fake_llm(monkeypatch: pytest.MonkeyPatch, setup: Setup, tokenizer: Any, *, r
         eos_token_ids=frozenset({EOS}),
         max_model_len=setup.max_model_len,
     )
-    located = SimpleNamespace(sampling=SamplingParams(), use=Use())
+    located = SimpleNamespace(sampling=SamplingParams(), use=ModelUse())
     monkeypatch.setattr("corellm.engine.llm_engine.locate", lambda config: located)
     monkeypatch.setattr("corellm.worker.dummy_steps.is_healthy", lambda runner: True)
     monkeypatch.setattr("corellm.engine.loading.load", lambda config, located, check_encoders: model)

@@ -262,7 +262,7 @@ def test_interrupts_of_every_moment(llm: LLM, monkeypatch: pytest.MonkeyPatch) -
         if rng.random() < 0.5:
             signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-6, 2e-4))
         while frame is not None:
-            if frame.f_code.co_name == "_run":  # of `LLM`; what comes too late is not for the test itself
+            if frame.f_code.co_name == "run_prepared":  # of `LLM`; what comes too late is not for the test itself
                 raise KeyboardInterrupt
             frame = frame.f_back
 

@@ -80,8 +80,8 @@ class ModelUse:
         """
         if task not in self.tasks:
             raise InvalidParameterError(
-                f"the model was loaded to generate text, which has no task {task!r:.100}; set runner='pooling', which "
-                "needs corellm-pooling: from a checkout, pip install ./extensions/pooling",
+                f"the model was loaded to generate text, which has no task {task!r:.100}; load the model with another "
+                "runner or convert",
                 param="task",
             )
 

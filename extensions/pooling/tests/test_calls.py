@@ -14,8 +14,6 @@ import torch
 
 from corellm import LLM, AsyncLLM, LLMEngine, PoolingParams, SamplingParams
 from corellm.config import EngineConfig
-from corellm.engine.input_processor import ProcessedPrompt
-from corellm.engine.truncation import truncated_right
 from corellm.errors import (
     ConfigError,
     CorellmError,
@@ -25,7 +23,9 @@ from corellm.errors import (
     RequestError,
     RequestFailedError,
 )
+from corellm_pooling.inputs import PooledPrompt
 from corellm_pooling.scoring import cosine
+from corellm_pooling.truncation import truncated_right
 from tests.fixtures import random_image
 
 SMALL: dict[str, Any] = {"dtype": "float32", "max_model_len": 64, "num_kv_blocks": 64}
@@ -147,7 +147,7 @@ def test_truncation_keeps_the_beginning(llm: LLM) -> None:
 @pytest.mark.parametrize(("kept", "wanted"), [(9, [1, 5, 6, 7, 8, 2]), (4, [1, 5, 6, 2]), (2, [1, 2]), (1, [1])])
 def test_truncation_keeps_special_tokens_at_the_end(kept: int, wanted: list[int]) -> None:
     """Models that pool the last token were trained on the one the tokenizer ends with."""
-    prompt = ProcessedPrompt("a", [1, 5, 6, 7, 8, 2])
+    prompt = PooledPrompt("a", [1, 5, 6, 7, 8, 2])
     assert truncated_right(prompt, kept, 99, [2]).token_ids == wanted
     assert truncated_right(prompt, kept, 99, [3]).token_ids == [1, 5, 6, 7, 8, 2][:kept]
 
@@ -258,7 +258,7 @@ def test_a_model_that_generates(tiny_llava: Path) -> None:
     """A model loaded to generate text says how to load it for embeddings; a pooling one cannot serve text commands."""
     with LLM(tiny_llava, **SMALL) as generating:
         for call in (generating.embed, generating.classify, generating.reward):
-            with pytest.raises(InvalidParameterError, match=r"runner='generate'.*load (the model|a reward)"):
+            with pytest.raises(InvalidParameterError, match=r"to generate text.*load (the model|a reward)"):
                 call("a", use_tqdm=False)
     with pytest.raises(ConfigError, match="embed, token_embed"):
         LLMEngine(EngineConfig.from_kwargs(model=str(tiny_llava), convert="embed"))

@@ -9,43 +9,50 @@ from pathlib import Path
 
 import pytest
 
+from corellm.engine.model_use import ModelUse
 from corellm.errors import CheckpointError, ConfigError, InvalidParameterError
 from corellm.pooling_params import POOLING_TASKS, PoolerConfig, PoolingParams
 from corellm_pooling.sentence_transformers import read_stated_pooling
-from corellm_pooling.settings import CONVERTS, RUNNERS, Use, generative_names, resolve_use
+from corellm_pooling.settings import CONVERTS, RUNNERS, Conversion, generative_names, resolve
+from corellm_pooling.use import PoolingUse
 
 AUTO = {
-    "LlamaForCausalLM": ("generate", "none"),
-    "LlavaForConditionalGeneration": ("generate", "none"),
-    "BaichuanChatModel": ("generate", "none"),
-    "QWenLMHeadModel": ("generate", "none"),
-    "T5ForTextEncoding": ("pooling", "embed"),
-    "ColPaliEmbeddingModel": ("pooling", "embed"),
-    "Qwen2ForSequenceClassification": ("pooling", "classify"),
-    "BertForTokenClassification": ("pooling", "classify"),
-    "ViTForImageClassification": ("pooling", "classify"),
-    "SomeClassificationModel": ("pooling", "classify"),
-    "LlamaForRewardModeling": ("pooling", "embed"),
-    "Qwen2ForRewardModel": ("pooling", "embed"),
-    "Qwen2ForProcessRewardModel": ("pooling", "embed"),
-    "SomeRewardModel": ("pooling", "embed"),
-    "LlavaModel": ("pooling", "embed"),
-    "SomethingElse": ("generate", "none"),
+    "LlamaForCausalLM": None,
+    "LlavaForConditionalGeneration": None,
+    "BaichuanChatModel": None,
+    "QWenLMHeadModel": None,
+    "T5ForTextEncoding": "embed",
+    "ColPaliEmbeddingModel": "embed",
+    "Qwen2ForSequenceClassification": "classify",
+    "BertForTokenClassification": "classify",
+    "ViTForImageClassification": "classify",
+    "SomeClassificationModel": "classify",
+    "LlamaForRewardModeling": "embed",
+    "Qwen2ForRewardModel": "embed",
+    "Qwen2ForProcessRewardModel": "embed",
+    "SomeRewardModel": "embed",
+    "LlavaModel": "embed",
+    "SomethingElse": None,
 }
+
+
+def use_of(found: Conversion | None) -> ModelUse:
+    """What a checkpoint is run for."""
+    return ModelUse() if found is None else PoolingUse(found)
 
 
 @pytest.mark.parametrize("architecture", AUTO)
 def test_auto_follows_the_suffix(architecture: str) -> None:
     """An architecture's end decides, the longer one first."""
-    use = resolve_use("auto", "auto", architecture)
-    assert (use.runner, use.convert) == AUTO[architecture]
-    assert ("reward" in use.tasks) == ("Reward" in architecture)
+    found = resolve("auto", "auto", architecture)
+    assert (found and found.convert) == AUTO[architecture]
+    assert ("reward" in use_of(found).tasks) == ("Reward" in architecture)
 
 
 def test_a_stated_pooling_selects_the_runner() -> None:
     """A sentence-transformer's checkpoint is for embeddings, whatever its architecture; the setting overrides that."""
-    assert resolve_use("auto", "auto", "LlamaForCausalLM", states_pooling=True) == Use("pooling", "embed")
-    assert resolve_use("generate", "auto", "LlamaForCausalLM", states_pooling=True) == Use("generate", "none")
+    assert resolve("auto", "auto", "LlamaForCausalLM", states_pooling=True) == Conversion("embed")
+    assert resolve("generate", "auto", "LlamaForCausalLM", states_pooling=True) is None
 
 
 GENERATIVE, CLASSES, REWARDS, BARE = (
@@ -55,19 +62,19 @@ GENERATIVE, CLASSES, REWARDS, BARE = (
     "AModel",
 )
 ACCEPTED = {
-    ("auto", "auto", GENERATIVE): ("generate", "none"),
-    ("auto", "none", GENERATIVE): ("generate", "none"),
-    ("auto", "embed", GENERATIVE): ("pooling", "embed"),
-    ("auto", "classify", GENERATIVE): ("pooling", "classify"),
-    ("generate", "auto", GENERATIVE): ("generate", "none"),
-    ("generate", "none", GENERATIVE): ("generate", "none"),
-    ("pooling", "auto", GENERATIVE): ("pooling", "embed"),
-    ("pooling", "embed", GENERATIVE): ("pooling", "embed"),
-    ("pooling", "classify", GENERATIVE): ("pooling", "classify"),
-    **{(runner, "auto", CLASSES): ("pooling", "classify") for runner in ("auto", "pooling")},
-    **{(runner, "auto", kind): ("pooling", "embed") for runner in ("auto", "pooling") for kind in (REWARDS, BARE)},
+    ("auto", "auto", GENERATIVE): None,
+    ("auto", "none", GENERATIVE): None,
+    ("auto", "embed", GENERATIVE): "embed",
+    ("auto", "classify", GENERATIVE): "classify",
+    ("generate", "auto", GENERATIVE): None,
+    ("generate", "none", GENERATIVE): None,
+    ("pooling", "auto", GENERATIVE): "embed",
+    ("pooling", "embed", GENERATIVE): "embed",
+    ("pooling", "classify", GENERATIVE): "classify",
+    **{(runner, "auto", CLASSES): "classify" for runner in ("auto", "pooling")},
+    **{(runner, "auto", kind): "embed" for runner in ("auto", "pooling") for kind in (REWARDS, BARE)},
     **{
-        (runner, convert, kind): ("pooling", convert)
+        (runner, convert, kind): convert
         for runner in ("auto", "pooling")
         for convert in ("none", "embed", "classify")
         for kind in (CLASSES, REWARDS, BARE)
@@ -82,13 +89,12 @@ ACCEPTED = {
 @pytest.mark.parametrize("runner", [*RUNNERS, "whatever"])
 def test_every_combination(runner: str, convert: str, architecture: str) -> None:
     """A combination is one of those listed, or is refused with a setting to change."""
-    wanted = ACCEPTED.get((runner, convert, architecture))
-    if wanted is not None:
-        use = resolve_use(runner, convert, architecture)
-        assert (use.runner, use.convert) == wanted
+    if (runner, convert, architecture) in ACCEPTED:
+        found = resolve(runner, convert, architecture)
+        assert (found and found.convert) == ACCEPTED[runner, convert, architecture]
         return
     with pytest.raises(ConfigError, match=r"set (runner|convert)=|leave (runner|convert) out|one of"):
-        resolve_use(runner, convert, architecture)
+        resolve(runner, convert, architecture)
 
 
 @pytest.mark.parametrize(
@@ -105,15 +111,14 @@ def test_every_combination(runner: str, convert: str, architecture: str) -> None
 def test_refusals_have_their_reason(runner: str, convert: str, architecture: str, reason: str) -> None:
     """Each refused kind of combination says why."""
     with pytest.raises(ConfigError, match=reason):
-        resolve_use(runner, convert, architecture)
+        resolve(runner, convert, architecture)
 
 
 @pytest.mark.parametrize("task", [*POOLING_TASKS, "generate"])
-@pytest.mark.parametrize(
-    "use", [Use(), Use("pooling", "embed"), Use("pooling", "classify"), Use("pooling", "embed", True)]
-)
-def test_tasks_of_each_use(use: Use, task: str) -> None:
+@pytest.mark.parametrize("converted", [None, Conversion("embed"), Conversion("classify"), Conversion("embed", True)])
+def test_tasks_of_each_use(converted: Conversion | None, task: str) -> None:
     """A task that the model was not loaded for is refused, with the way to load it."""
+    use = use_of(converted)
     if task in use.tasks:
         use.check_task(task)
         return
@@ -126,7 +131,7 @@ def test_tasks_of_each_use(use: Use, task: str) -> None:
 def test_the_way_to_load_it_is_one(architecture: str, task: str) -> None:
     """The settings that an error names can be set for this architecture, and the task is there then."""
     runners = ("generate", "pooling") if architecture == GENERATIVE else ("pooling",)
-    for use in (resolve_use(runner, "auto", architecture) for runner in runners):
+    for use in (use_of(resolve(runner, "auto", architecture)) for runner in runners):
         with contextlib.suppress(InvalidParameterError):
             use.check_task(task)
             continue
@@ -135,7 +140,8 @@ def test_the_way_to_load_it_is_one(architecture: str, task: str) -> None:
         way = str(caught.value).rpartition("; ")[2]
         named = dict(re.findall(r"(runner|convert)='(\w+)'", way))
         if named and not (task == "generate" and architecture != GENERATIVE):  # those never generate
-            assert task in resolve_use(named.get("runner", "auto"), named["convert"], architecture).tasks
+            chosen = {"convert": "auto", "runner": "auto", **named}
+            assert task in use_of(resolve(chosen["runner"], chosen["convert"], architecture)).tasks
 
 
 def test_names_of_a_family() -> None:

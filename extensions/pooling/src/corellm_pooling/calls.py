@@ -22,7 +22,7 @@ from corellm.pooling_params import PoolingParams, PoolingTask
 from corellm.prompts import is_conversation, split_prompts
 from corellm_pooling.late_interaction import DOCUMENT, QUERY
 from corellm_pooling.pairs import join_pair, paired, text_pair
-from corellm_pooling.settings import compares_tokens
+from corellm_pooling.settings import WAYS, compares_tokens
 
 if TYPE_CHECKING:
     from corellm.llm import LLM, OnError
@@ -229,6 +229,11 @@ class PooledCalls:
         Raises:
             InvalidParameterError: the model was not loaded for the task.
         """
+        if "generate" in self._engine.tasks:
+            raise InvalidParameterError(
+                f"the model was loaded to generate text, which has no task {params.task!r}; {WAYS[params.task]}",
+                param="task",
+            )
         self._engine.own_params(params)  # before any prompt is prepared
         inputs = self._engine.input_processor
         chat = partial(inputs.process_chat, add_generation_prompt=False)
