@@ -120,7 +120,7 @@ def test_greedy_tokens_stay_on_triton(family: str, unfused: Callable[[str], tupl
     path, wanted = unfused(family)
     with load(path) as llm:
         fuse(llm.engine.runner.model, GPU_KERNELS)
-        llm.engine.runner._backend = TritonAttention()
+        llm.engine.runner.backend = TritonAttention()
         assert greedy(llm, family) == wanted
 
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from corellm.errors import CheckpointError, ContractError
-from corellm.recurrent.checking import make_states
-from corellm.recurrent.finding import find_mixers, noting_widths
-from corellm.recurrent.rows import DUMMY
-from corellm.recurrent.states import RecurrentStates
 from corellm.worker.batch import SequenceChunk
+from corellm.worker.parts.recurrent.checking import make_states
+from corellm.worker.parts.recurrent.finding import find_mixers, noting_widths
+from corellm.worker.parts.recurrent.rows import DUMMY
+from corellm.worker.parts.recurrent.states import RecurrentStates
 
 WIDTH = 4
 

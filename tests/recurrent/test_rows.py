@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from corellm.recurrent.rows import DUMMY, NO_ONE, Rows
+from corellm.worker.parts.recurrent.rows import DUMMY, NO_ONE, Rows
 
 
 def _step(rows: Rows, request_id: str, start: int, num_tokens: int) -> tuple[int | None, int]:

@@ -86,7 +86,7 @@ def test_captured_decodes_equal_transformers(
     # torch's operations only: what is replayed here are those
     with tiny.engine(max_num_seqs=4, fuse_layers=False, attention_backend="reference") as llm:
         runner = llm.engine.runner
-        runner._backend = TensorAttention()
+        runner.backend = TensorAttention()
         capture_graphs(runner, [1, 2, 4], max_blocks=8, position_rows=1, make_graph=ReplayedGraph)
         tiny.require_equal(llm)
     assert replayed
@@ -95,5 +95,5 @@ def test_captured_decodes_equal_transformers(
 def test_layers_that_share_keys_and_values_attend_to_one_cache(model: Callable[[str], Model]) -> None:
     """Gemma 4's last layers have none of their own: they take half the memory."""
     with model("Gemma4ForCausalLM").engine() as llm:
-        caches = llm.engine.runner._kv_cache.layers
+        caches = llm.engine.runner.kv_cache.layers
         assert [id(caches[layer]) for layer in (2, 3)] == [id(caches[layer]) for layer in (0, 1)]

@@ -53,7 +53,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LLM]]:
         )  # fmt: skip
         made.append(llm)
         runner = llm.engine.runner
-        runner._backend = TensorAttention()
+        runner.backend = TensorAttention()
         capture_graphs(runner, [1, 2, 4, 6], max_blocks=16, position_rows=position_rows, make_graph=ReplayedGraph)
         return llm
 

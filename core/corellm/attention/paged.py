@@ -49,24 +49,24 @@ class PagedAttention(PagedStep):
     """`[num_outputs]`: the tokens whose hidden states are used, None for all. The last layer may skip the others."""
     causal_layers: frozenset[int] = frozenset()
     """Those in which no token sees another behind itself, also where `metadata` has spans."""
-    windowed: AttentionMetadata | None = None
-    """`metadata` for `window_layers`, whose blocks have places of their own."""
-    window_layers: frozenset[int] = frozenset()
+    placed: AttentionMetadata | None = None
+    """`metadata` for `placed_layers`, in which blocks have places of their own."""
+    placed_layers: frozenset[int] = frozenset()
     states: StatesAttention | None = None
 
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
         """See `PagedStep`."""
-        metadata = self._metadata_of(layer in self.window_layers, layer in self.causal_layers)
+        metadata = self._metadata_of(layer in self.placed_layers, layer in self.causal_layers)
         metadata.check_tokens(call)
         return self.backend.forward(call if self.backend.rotates else call.rotated(), self.caches[layer], metadata)
 
-    def _metadata_of(self, windowed: bool, causal: bool) -> AttentionMetadata:
-        metadata = self.metadata if self.windowed is None or not windowed else self.windowed
+    def _metadata_of(self, placed: bool, causal: bool) -> AttentionMetadata:
+        metadata = self.metadata if self.placed is None or not placed else self.placed
         if not causal or metadata.visible_lens is None:
             return metadata
-        if windowed not in self._causal:  # one for all layers of a kind: backends plan by it
-            self._causal[windowed] = replace(metadata, visible_lens=None, span_starts=None)
-        return self._causal[windowed]
+        if placed not in self._causal:  # one for all layers of a kind: backends plan by it
+            self._causal[placed] = replace(metadata, visible_lens=None, span_starts=None)
+        return self._causal[placed]
 
     @cached_property
     def _causal(self) -> dict[bool, AttentionMetadata]:

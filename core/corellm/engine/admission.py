@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from corellm.engine.request import Request
-from corellm.engine.state_blocks import num_state_blocks
 from corellm.errors import MultiModalError, PromptError, PromptTooLongError, RequestError
 from corellm.multimodal.inputs import MultiModalFeature
 
@@ -23,9 +22,9 @@ class AdmissionLimits:
     max_prompt_step: int | None
     """Without chunked prefill: tokens of one step, which must hold a whole prompt."""
     block_size: int = 1
-    """Tokens, or states of an encoder, per block of the KV cache."""
-    longest_span: int | None = None
-    """Most tokens of a span that sees both ways, for which memory was planned; None for any number."""
+    """Tokens per block of the KV cache."""
+    longest_whole: int | None = None
+    """Most tokens that must be computed in one step, for which memory was planned; None for any number."""
 
     @property
     def max_total_tokens(self) -> int:
@@ -33,30 +32,16 @@ class AdmissionLimits:
         return min(self.max_model_len, self.kv_capacity)
 
     def max_total_tokens_of(self, request: Request) -> int:
-        """Longest sequence of one request, beside which the cache holds its encoder's states."""
-        return min(self.max_model_len, self.kv_capacity - self._state_slots(request))
-
-    def _state_slots(self, request: Request) -> int:
-        return num_state_blocks(request, self.block_size) * self.block_size
+        """Longest sequence of one request, beside which the cache holds what its part has there."""
+        return min(self.max_model_len, self.kv_capacity - request.part.num_slots(self.block_size))
 
     def refusal(self, request: Request) -> RequestError | None:
         """The error for a request that can never run; None if it can."""
-        return self._states_refusal(request) or self._prompt_refusal(request) or self._item_refusal(request)
-
-    def _states_refusal(self, request: Request) -> PromptError | None:
-        prompt = request.encoder_prompt
-        if prompt is None or request.num_prompt_tokens + 1 <= self.kv_capacity - self._state_slots(request):
-            return None
-        return PromptTooLongError(
-            f"the prompt has {len(prompt.token_ids)} tokens, from which the encoder makes {prompt.num_states} states: "
-            f"with the {request.num_prompt_tokens} tokens that the decoder begins with, and one to generate, they do "
-            f"not fit within the KV cache of {self.kv_capacity} tokens; shorten the prompt, or raise num_kv_blocks or "
-            f"kv_cache_memory"
-        )
+        return self._prompt_refusal(request) or self._item_refusal(request) or request.part.refusal(request, self)
 
     def _prompt_refusal(self, request: Request) -> PromptError | None:
         length = request.num_prompt_tokens
-        of_items = sum(feature.placeholder.length for feature in request.features if request.encoder_prompt is None)
+        of_items = sum(feature.placeholder.length for feature in request.features if request.part.items_in_prompt)
         told = f"the prompt has {length} tokens" + (f", {of_items} of them for its items" if of_items else "")
         shorter = "send fewer or smaller items" if 2 * of_items > length else "shorten the prompt"
         if length == 0:
@@ -94,38 +79,16 @@ class AdmissionLimits:
                     expected=self.encoder_capacity,
                     got=num_embeds,
                 )
-        together = _embeds_of(request.features)
-        if request.encoder_prompt is not None and together > self.encoder_capacity:
-            return PromptTooLongError(
-                f"the items have {together} embeddings together, and an encoder-decoder's encoder reads all of them in "
-                f"one step, whose encoder cache holds {self.encoder_capacity}; send fewer items, or raise "
-                f"encoder_cache_size"
-            )
+        together = embeds_of(request.features)
         if self.max_prompt_step is not None and together > self.encoder_capacity:
             return PromptTooLongError(
                 f"the items have {together} embeddings together, but without chunked prefill "
                 f"the encoder cache must hold all of them and holds {self.encoder_capacity}; send fewer items, raise "
                 "encoder_cache_size, or set enable_chunked_prefill=True"
             )
-        for start, end in request.spans:
-            if self.longest_span is not None and end - start > self.longest_span:
-                return PromptTooLongError(
-                    f"prompt tokens {start} to {end - 1} see each other and are computed in one step, but memory was "
-                    f"planned at start for {self.longest_span} such tokens, not {end - start}; put text between items, "
-                    "or send smaller ones"
-                )
-            # a span may end within items, whose embeddings it needs whole
-            places = ((feature, feature.placeholder) for feature in request.features)
-            together = _embeds_of(feature for feature, place in places if place.offset < end and place.end > start)
-            if together > self.encoder_capacity:
-                return PromptTooLongError(
-                    f"the items among prompt tokens {start} to {end - 1} have {together} embeddings together. These "
-                    "tokens see each other and are computed in one step, for which the encoder cache must hold all of "
-                    f"them and holds {self.encoder_capacity}; send fewer items, or raise encoder_cache_size"
-                )
         return None
 
 
-def _embeds_of(features: Iterable[MultiModalFeature]) -> int:
-    """Embeddings of different items."""
+def embeds_of(features: Iterable[MultiModalFeature]) -> int:
+    """Return the embeddings of different items."""
     return sum({feature.identifier: feature.placeholder.num_embeds for feature in features}.values())

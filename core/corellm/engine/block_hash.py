@@ -2,20 +2,21 @@
 
 A block's KV depends on all tokens up to its end, on the items whose embeddings stand in for some of them, and on the
 cache salt. So a hash covers the parent block's hash, the block's own tokens, each overlapping item with its position
-relative to the block, and (in the first block, from where the chain carries it on) the request's cache salt, and the
-digest of an encoder-decoder's prompt with its items. Tokens of a span that sees both ways depend on all of it: the
-block in which it begins covers it whole.
+relative to the block, and (in the first block, from where the chain carries it on) the request's cache salt; a part of
+the request may add to them.
 """
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
-from corellm.engine.request import Request
+if TYPE_CHECKING:
+    from corellm.engine.request import Request
 
 
 def hash_block(parent: bytes, token_ids: Sequence[int], extra_keys: Iterable[bytes] = ()) -> bytes:
@@ -49,22 +50,11 @@ def _extra_keys(request: Request, start: int, stop: int) -> Iterable[bytes]:
     if start == 0 and request.cache_salt is not None:
         yield b"salt"
         yield request.cache_salt.encode()
-    if request.encoder_prompt is not None:  # its items are not among the decoder's tokens
-        if start == 0:
-            yield b"encoder"
-            yield request.encoder_prompt.digest
-        return
-    yield from _item_keys(request, start, stop, start)
-    first = bisect_left(request.spans, start, key=lambda span: span[0])
-    for span in takewhile(lambda span: span[0] < stop, request.spans[first:]):
-        yield b"span"
-        yield array("q", (span[0] - start, span[1] - start)).tobytes()
-        yield array("q", request.token_ids(*span)).tobytes()
-        yield from _item_keys(request, *span, start)
+    yield from request.part.hash_keys(request, start, stop)
 
 
-def _item_keys(request: Request, first: int, stop: int, start: int) -> Iterable[bytes]:
-    """The items whose tokens are among those from `first` to `stop`, for the block that begins at `start`."""
+def item_keys(request: Request, first: int, stop: int, start: int) -> Iterable[bytes]:
+    """Yield the items whose tokens are among those from `first` to `stop`, for the block that begins at `start`."""
     features = request.features
     index = bisect_right(features, first, key=lambda feature: feature.placeholder.end)
     for feature in takewhile(lambda feature: feature.placeholder.offset < stop, features[index:]):

@@ -7,13 +7,13 @@ filled it, so a failed step leaves no wrong block in the prefix cache.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
+from typing import Any
 
 from corellm.engine.block_hash import extend_block_hashes
 from corellm.engine.block_pool import BlockPool
+from corellm.engine.block_user import BlockUser, Wanted
 from corellm.engine.request import Request
-from corellm.engine.state_blocks import StateBlocks
-from corellm.engine.window_blocks import WindowBlocks
 
 
 class BlockManager:
@@ -24,7 +24,7 @@ class BlockManager:
         block_size: tokens per block.
         enable_prefix_caching: find equal prefixes and keep them after their request.
         num_host_blocks: blocks in host memory, for preemption by swap.
-        windows: of layers that see a window only, where those have fewer blocks; used by this block manager alone.
+        make_users: makes what holds blocks beside the tables, of the pool of blocks.
     """
 
     def __init__(
@@ -34,15 +34,13 @@ class BlockManager:
         *,
         enable_prefix_caching: bool,
         num_host_blocks: int = 0,
-        windows: WindowBlocks | None = None,
+        make_users: Callable[[BlockPool], Sequence[BlockUser]] = lambda pool: (),
     ) -> None:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.num_host_blocks = num_host_blocks
         self._pool = BlockPool(num_blocks)
-        self.states = StateBlocks(self._pool, block_size, enable_caching=enable_prefix_caching)
-        """Blocks of encoder-decoders beside the tables."""
-        self._windows = windows
+        self._users = make_users(self._pool)
         self._tables: dict[str, list[int]] = {}
         self._num_registered: dict[str, int] = {}  # leading blocks of a table that were offered to the pool
         self._host_free = list(range(num_host_blocks - 1, -1, -1))
@@ -82,14 +80,21 @@ class BlockManager:
         limit = self.max_cached_blocks(request)
         extend_block_hashes(request, self.block_size, limit)
         blocks = self._cached_prefix(request, limit)
-        return blocks if self._windows is None else blocks[: self._windows.reusable(blocks)]
+        for user in self._users:
+            user.look_up(request)
+            blocks = blocks[: user.reusable(blocks)]
+        return blocks
+
+    def are_coming(self, request: Request, hashes: Container[bytes]) -> bool:
+        """Whether blocks beside its table that a request lacks are about to be filled in this step."""
+        return any(user.are_coming(request, hashes) for user in self._users)
 
     def allocate(
         self, request: Request, num_new_tokens: int, computed_blocks: Sequence[int] = (), *, reserve: int = 0
     ) -> bool:
         """Make the request's table cover its computed tokens, `computed_blocks`, and `num_new_tokens` more.
 
-        With its first blocks the request also gets those of its encoder's states.
+        With its first blocks the request also gets those that users of blocks want for it.
 
         Args:
             request: with `computed_blocks` one that holds no blocks and has `num_computed_tokens == 0`.
@@ -106,25 +111,29 @@ class BlockManager:
         missing = -(-num_tokens // self.block_size) - held
         if table and missing <= 0:
             return True
-        states, missing_states = self._missing_states(request)
-        if not self._has_room(missing + missing_states, [*computed_blocks, *states], reserve):
+        beside = [user.wanted(request) for user in self._users]
+        if not self._has_room(missing, computed_blocks, beside, reserve):
             return False
-        self._extend(request, computed_blocks, missing, states)
+        self._extend(request, computed_blocks, missing, beside)
         return True
 
     def reach(self, request: Request, start: int, stop: int) -> None:
         """Say that the next step computes the tokens `[start, stop)`, for which the request has blocks."""
-        if self._windows is not None:
-            self._windows.hold(request.request_id, self._tables[request.request_id], start, stop)
+        for user in self._users:
+            user.reach(request.request_id, self._tables[request.request_id], start, stop)
 
-    def take_window_changes(self) -> list[tuple[int, int]]:
-        """Return what changed since the last call in layers that see a window: see `WindowBlocks`."""
-        return [] if self._windows is None else self._windows.take_changes()
+    def notes(self, request: Request) -> Sequence[Any]:
+        """Return what the worker must know of a request's chunk beside its block table."""
+        return [note for user in self._users for note in user.notes(request)] if self._users else ()
+
+    def take_messages(self) -> dict[str, Any]:
+        """Return what users of blocks tell the worker of the time since the last call, by their names."""
+        return {user.name: message for user in self._users if (message := user.take_message())}
 
     def mark_computed(self, request: Request) -> None:
         """Offer the full blocks of the request's `num_computed_tokens` for reuse. Call it after the step ran."""
-        if self._windows is not None:
-            self._windows.let_go(request.request_id, request.num_computed_tokens)
+        for user in self._users:
+            user.computed(request)
         if not self.enable_prefix_caching:
             return
         num_full = request.num_computed_tokens // self.block_size
@@ -138,9 +147,9 @@ class BlockManager:
         self._num_registered[request.request_id] = num_full
 
     def _register(self, block: int, block_hash: bytes) -> None:
-        """Register a block, also instead of an equal one that has lost its place in layers with a window."""
+        """Register a block, also instead of an equal one that is worth less."""
         known = self._pool.find(block_hash)
-        if known is not None and self._windows is not None and self._windows.has_lost(known, block):
+        if known is not None and any(user.prefers(block, known) for user in self._users):
             self._pool.unregister(known)
         self._pool.register(block, block_hash)
 
@@ -153,25 +162,24 @@ class BlockManager:
         """Give back all requests' blocks; cached prefixes stay. Works from any state after an interrupt."""
         self._pool.release_all()
         self._tables, self._num_registered, self._host_tables = {}, {}, {}
-        self.states.clear()
-        if self._windows is not None:
-            self._windows.clear()
+        for user in self._users:
+            user.clear()
         self._host_free = list(range(self.num_host_blocks - 1, -1, -1))
 
     def swap_out(self, request: Request) -> list[tuple[int, int]] | None:
         """Move a request's computed blocks to the host; its device blocks are free for this step's computation.
 
-        Those of its encoder's states go with them, after the others in its host table.
+        Those beside its table go with them, after the others in its host table.
 
         Returns:
             `(device block, host block)` copies to make before anything is written; None (and nothing changed) if the
             host has no room or nothing is computed yet.
         """
         num_blocks = -(-request.num_computed_tokens // self.block_size)
-        states = self.states.table(request) if request in self.states else []
-        if not 0 < num_blocks <= len(self._host_free) - len(states):
+        beside = self._held_beside(request)
+        if not 0 < num_blocks <= len(self._host_free) - len(beside):
             return None
-        device = self._tables[request.request_id][:num_blocks] + states
+        device = self._tables[request.request_id][:num_blocks] + beside
         host = [self._host_free.pop() for _ in device]
         self._host_tables[request.request_id] = host
         self._release_table(request)
@@ -187,19 +195,20 @@ class BlockManager:
         """
         num_full = request.num_computed_tokens // self.block_size
         shared = self._cached_prefix(request, num_full) if self.enable_prefix_caching else []
-        if self._windows is not None:
-            shared = shared[: self._windows.with_places(shared, request.num_computed_tokens)]
+        for user in self._users:
+            shared = shared[: user.usable(shared, request.num_computed_tokens)]
         missing = -(-request.num_tokens // self.block_size) - len(shared)
-        states, missing_states = self._missing_states(request)
-        if not self._has_room(missing + missing_states, [*shared, *states], reserve):
+        wanted = [user.wanted(request) for user in self._users]
+        if not self._has_room(missing, shared, wanted, reserve):
             return None
-        self._extend(request, shared, missing, states)
+        self._extend(request, shared, missing, wanted)
         host = self._host_tables.pop(request.request_id)
         self._host_free.extend(reversed(host))
-        table = self._tables[request.request_id]
-        end = len(host) - self.states.count(request)
-        copies = list(zip(host[len(shared) : end], table[len(shared) :], strict=False))
-        return copies + list(zip(host[end:], self.states.table(request), strict=True)) if missing_states else copies
+        beside = self._held_beside(request)
+        end = len(host) - len(beside)
+        copies = list(zip(host[len(shared) : end], self._tables[request.request_id][len(shared) :], strict=False))
+        cached = {block for one in wanted for block in one.shared}
+        return copies + [(of, to) for of, to in zip(host[end:], beside, strict=True) if to not in cached]
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix; refused while requests hold blocks, since they would go on to offer theirs.
@@ -218,10 +227,11 @@ class BlockManager:
         Raises:
             AssertionError: what is wrong; always a bug of ours.
         """
-        tables = [*self._tables.values(), *self.states.tables]
-        self._pool.check_integrity(Counter(block for table in tables for block in table))
-        if self._windows is not None:
-            self._windows.check_integrity()
+        held = Counter(block for table in self._tables.values() for block in table)
+        for user in self._users:
+            held.update(user.all_held())
+            user.check_integrity()
+        self._pool.check_integrity(held)
         for request_id, table in self._tables.items():
             if len(set(table)) != len(table):
                 raise AssertionError(f"block table of {request_id!r} names a block twice: {table}")
@@ -240,38 +250,35 @@ class BlockManager:
             blocks.append(block)
         return blocks
 
-    def _has_room(self, missing: int, shared: Sequence[int], reserve: int) -> bool:
+    def _has_room(self, missing: int, shared: Sequence[int], beside: Sequence[Wanted], reserve: int) -> bool:
         # Shared blocks without references count as free until they are shared.
-        wanted = missing + sum(self._pool.is_free(block) for block in shared)
-        return wanted + reserve <= self._pool.num_free
+        all_shared = [*shared, *(block for wanted in beside for block in wanted.shared)]
+        all_new = missing + sum(wanted.num_new for wanted in beside)
+        return all_new + sum(self._pool.is_free(block) for block in all_shared) + reserve <= self._pool.num_free
 
-    def _missing_states(self, request: Request) -> tuple[list[int], int]:
-        """Blocks of an encoder's states that a request would share, and how many it would take; none if it has them."""
-        if request in self.states:
-            return [], 0
-        cached = self.states.cached(request)
-        return cached, 0 if cached else self.states.count(request)
+    def _held_beside(self, request: Request) -> list[int]:
+        return [block for user in self._users for block in user.held(request)]
 
-    def _extend(self, request: Request, shared: Sequence[int], missing: int, states: Sequence[int]) -> None:
+    def _extend(self, request: Request, shared: Sequence[int], missing: int, beside: Sequence[Wanted]) -> None:
         table = self._tables.setdefault(request.request_id, [])
         assert not (table and shared), "a prefix can only be shared at the start of a table"
         if not table:
             self._num_registered[request.request_id] = len(shared)
-        for block in (*shared, *states):  # all of them before the first `take`, which might evict one
+        # all of them before the first `take`, which might evict one
+        for block in (*shared, *(block for wanted in beside for block in wanted.shared)):
             self._pool.share(block)
         table.extend(shared)
-        table.extend(self._pool.take() for _ in range(missing))
-        if self._windows is not None:
-            for block in table[len(table) - missing :] if missing > 0 else ():
-                self._windows.forget(block)
-        if request.encoder_prompt is not None and request not in self.states:
-            self.states.hold(request, states)
+        taken = [self._pool.take() for _ in range(missing)]
+        table.extend(taken)
+        for user, wanted in zip(self._users, beside, strict=True):
+            for block in taken:
+                user.refill(block)
+            user.hold(request, wanted)
 
     def _release_table(self, request: Request) -> None:
-        if self._windows is not None:
-            self._windows.release(request.request_id)
         # From the tail: what is released first is evicted first, and a prefix without its head is never found.
         for block in reversed(self._tables.pop(request.request_id, ())):
             self._pool.release(block)
         self._num_registered.pop(request.request_id, None)
-        self.states.release(request)
+        for user in self._users:
+            user.release(request)

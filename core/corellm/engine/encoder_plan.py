@@ -1,18 +1,15 @@
 """Which items a chunk takes embeddings of, and which encoders run for it, within the step's budget.
 
-An item's encoder runs when a chunk first takes an embedding of it; an encoder-decoder's first chunk takes all items'.
-First `plan`, which changes nothing, then `commit`, which cannot fail. Decides about one chunk at a time and knows
-neither blocks nor queues.
+An item's encoder runs when a chunk first takes an embedding of it. First `plan`, which changes nothing, then `commit`,
+which cannot fail. Decides about one chunk at a time and knows neither blocks nor queues.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from corellm.engine.encoder_cache import EncoderCache
 from corellm.engine.request import Request
-from corellm.multimodal.inputs import MultiModalFeature
 from corellm.worker.batch import ItemSlice
 
 
@@ -32,21 +29,21 @@ class EncoderPlanner:
 
         Returns:
             The number of tokens, cut before the first placeholder whose encoder output cannot be had in this step
-            (0 if the chunk begins inside of it), and the items that these tokens take embeddings of.
+            (0 if the chunk begins inside of it, or takes items that do not lie in it), and the items that these tokens
+            take embeddings of.
         """
         items: list[ItemSlice] = []
         pinned: set[str] = set()  # would become referenced by this plan
         pinned_embeds, encoded_embeds = self._cache.referenced_embeds, 0
-        for item in _items_needed(request, start, start + num_tokens):
+        for item in request.part.items_needed(request, start, start + num_tokens):
             feature = request.features[item.index]
             if feature.identifier not in pinned and not self._cache.is_referenced(feature.identifier):
                 pinned_embeds += feature.placeholder.num_embeds
                 if feature.identifier not in self._cache:
                     encoded_embeds += feature.placeholder.num_embeds
                 if pinned_embeds > self._cache.capacity_embeds or encoded_embeds > self._budget:
-                    if request.encoder_prompt is not None:  # the encoder reads all items at once
-                        return 0, []
-                    return max(0, feature.placeholder.offset - start), items
+                    before = feature.placeholder.offset - start if request.part.items_in_prompt else 0
+                    return max(0, before), items
                 pinned.add(feature.identifier)
             items.append(item)
         return num_tokens, items
@@ -68,32 +65,7 @@ class EncoderPlanner:
         return encode
 
     def release_computed(self, request: Request) -> None:
-        """Drop the references of placeholders that are computed to their end, or that an encoder has read."""
+        """Drop the references of items whose embeddings are not needed any more."""
         for index in tuple(self._cache.held(request.request_id)):
-            if request.is_encoded or request.features[index].placeholder.end <= request.num_computed_tokens:
+            if request.part.has_taken(request, index):
                 self._cache.release(request.request_id, index)
-
-
-def _items_needed(request: Request, start: int, stop: int) -> Iterator[ItemSlice]:
-    """Yield what the tokens `[start, stop)` take of each item; of an encoder-decoder, what its encoder takes first."""
-    if request.encoder_prompt is None:
-        return item_slices(request.features, start, stop)
-    length = len(request.encoder_prompt.token_ids)
-    return item_slices(request.features, 0, length if request.needs_encoder else 0)
-
-
-def item_slices(features: Sequence[MultiModalFeature], start: int, stop: int) -> Iterator[ItemSlice]:
-    """Yield what the tokens `[start, stop)` take of each item, in the order of placeholders.
-
-    An item that lies there only with tokens that take no embedding is left out.
-    """
-    first = bisect_right(features, start, key=lambda feature: feature.placeholder.end)
-    for index in range(first, len(features)):
-        place = features[index].placeholder
-        if place.offset >= stop:
-            return
-        begin, end = max(place.offset, start), min(place.end, stop)
-        embeds = slice(place.embeds_before(begin), place.embeds_before(end))
-        if embeds.start < embeds.stop:
-            is_embed = None if place.is_embed is None else place.is_embed[begin - place.offset : end - place.offset]
-            yield ItemSlice(index, embeds, slice(begin - start, end - start), is_embed)

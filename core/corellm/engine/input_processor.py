@@ -6,7 +6,7 @@ knows no scheduler and no worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -17,7 +17,10 @@ from corellm.absent.table import check_absent
 from corellm.config import suggestion
 from corellm.engine.bad_words import BadWords
 from corellm.engine.chat_processor import ChatOptions, ChatProcessor, RenderedChat
-from corellm.engine.spans import Span, spans_of
+from corellm.engine.encoder_prompt import EncoderPrompt
+from corellm.engine.request_part import PLAIN, RequestPart
+from corellm.engine.spans import Spans
+from corellm.engine.stated_spans import spans_of
 from corellm.engine.text_limit import TextLimit
 from corellm.engine.text_tokenizer import TextTokenizer
 from corellm.engine.window import Messages, Window, numbered_in, renumber
@@ -67,6 +70,11 @@ class ProcessedPrompt:
     priority: int = 0
     decoder: DecoderPrompt | None = None
     """Of an encoder-decoder, whose encoder reads `token_ids`."""
+
+    @property
+    def own_token_ids(self) -> list[int]:
+        """The tokens of the sequence that the engine runs."""
+        return self.token_ids if self.decoder is None else list(self.decoder.token_ids)
 
 
 class InputProcessor:
@@ -204,15 +212,18 @@ class InputProcessor:
             )
         return DecoderPrompt(self.known(list(decoder.token_ids)), num_states)
 
-    def spans_of(self, processed: ProcessedPrompt) -> Sequence[Span]:
-        """Return the spans of a decoder's prompt whose tokens see each other.
+    def part_of(self, processed: ProcessedPrompt) -> RequestPart:
+        """Return what features make of a request with this prompt.
 
         Raises:
             ContractError, ProcessingError: the adapter is at fault.
         """
-        if processed.decoder is not None:  # the prompt is the encoder's
-            return ()
-        return spans_of(self._hooks, processed.token_ids, processed.features)
+        decoder, token_ids = processed.decoder, processed.token_ids
+        if decoder is not None:
+            num_states = len(token_ids) if decoder.num_states is None else decoder.num_states
+            return EncoderPrompt.of(token_ids, num_states, processed.features, processed.cache_salt)
+        spans = spans_of(self._hooks, token_ids, processed.features)
+        return Spans(spans) if spans else PLAIN
 
     def _check_priority(self, priority: Any) -> None:
         """Refuse a priority that is no integer, or would have no effect.

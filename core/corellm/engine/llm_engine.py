@@ -15,7 +15,6 @@ from corellm.allocator import keep_freed_memory, return_freed_memory
 from corellm.config import EngineConfig
 from corellm.engine import maintenance
 from corellm.engine.atomic import atomic
-from corellm.engine.encoder_prompt import EncoderPrompt
 from corellm.engine.input_processor import ProcessedPrompt, with_request_id
 from corellm.engine.locating import LocatedModel, locate
 from corellm.engine.output_processor import OutputProcessor
@@ -166,17 +165,13 @@ class LLMEngine(NotPicklable):
             self.input_processor,
         )
         bad_words_ids = self.input_processor.bad_words_ids(params)
-        decoder, encoder_prompt = processed.decoder, None
-        if decoder is not None:
-            num_states = len(processed.token_ids) if decoder.num_states is None else decoder.num_states
-            encoder_prompt = EncoderPrompt.of(processed.token_ids, num_states, processed.features, processed.cache_salt)
-        spans = self.input_processor.spans_of(processed)
+        part = self.input_processor.part_of(processed)
         queued_ts = time.monotonic()
         arrival = queued_ts if arrival_time is None else arrival_time
         requests = [
             Request(
                 request_id=str(next(self._ids)),
-                prompt_token_ids=processed.token_ids if decoder is None else list(decoder.token_ids),
+                prompt_token_ids=processed.own_token_ids,
                 sampling_params=params if params.n == 1 else params.child(index),
                 features=processed.features,
                 eos_token_ids=self._eos_token_ids,
@@ -184,8 +179,7 @@ class LLMEngine(NotPicklable):
                 cache_salt=processed.cache_salt,
                 arrival_time=arrival,
                 bad_words_ids=bad_words_ids,
-                spans=spans,
-                encoder_prompt=encoder_prompt,
+                part=part.fresh(),
             )
             for index in range(params.n)
         ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -21,7 +21,10 @@ from corellm.attention.graph import Graph, NotCapturable
 from corellm.attention.registry import reasons_against, select_backend
 from corellm.config import EngineConfig
 from corellm.engine.block_manager import BlockManager
+from corellm.engine.block_pool import BlockPool
+from corellm.engine.block_user import BlockUser
 from corellm.engine.encoder_cache import EncoderCache
+from corellm.engine.features import cache_bytes, make_recurrent_states, parts_of, users_of
 from corellm.engine.input_processor import InputProcessor
 from corellm.engine.locating import LocatedModel
 from corellm.engine.model_parts import ModelParts, load_weights
@@ -35,8 +38,7 @@ from corellm.engine.opening import (
 )
 from corellm.engine.scheduler import Scheduler
 from corellm.engine.sizing import Sizes, plan_sizes, sequences_at_once, token_budget, wanted_len
-from corellm.engine.spans import longest_span
-from corellm.engine.window_blocks import WindowBlocks, most_places
+from corellm.engine.stated_spans import longest_span
 from corellm.errors import ConfigError
 from corellm.hookspecs import ModelContext
 from corellm.multimodal.profile import DummyProfile
@@ -49,23 +51,16 @@ from corellm.worker.decode_graphs import graph_sizes, plan_sizes_for_cpu
 from corellm.worker.devices import on_device
 from corellm.worker.dummy_steps import capture_graphs, check_trimming, count_position_rows, profile_run
 from corellm.worker.graphs import CudaGraph
-from corellm.worker.kv_cache import (
-    QUANTIZED,
-    CacheBytes,
-    KVCache,
-    block_bytes,
-    cache_dtype,
-    largest_window,
-    window_layers,
-)
+from corellm.worker.kv_cache import QUANTIZED, KVCache, cache_dtype
 from corellm.worker.memory import DeviceMemory
 from corellm.worker.model_runner import ModelRunner
+from corellm.worker.parts.windows import window_layers
 from corellm.worker.process import usable_cpus
 from corellm.worker.remote_code import no_questions
 from corellm.worker.rope import freeze_rope
 
 if TYPE_CHECKING:
-    from corellm.recurrent.states import RecurrentStates
+    from corellm.worker.parts.recurrent.states import RecurrentStates
 
 logger = logging.getLogger(__name__)
 
@@ -124,9 +119,10 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
     on_failure.callback(executor.shutdown, wait=False, cancel_futures=True)
     recurrent = None
     if weights.mixers:
+        logger.info("prefix caching is off: layers of this model keep a state, which is not kept with blocks")
         config = replace(config, cache=replace(config.cache, enable_prefix_caching=False))
         with memory.explaining("the states of sequences", "lower max_num_seqs"):
-            recurrent = _make_states(config, context, weights)
+            recurrent = make_recurrent_states(config, context, weights)
     make_runner = partial(_make_runner, config, context, hooks, weights, backend, kv_dtype, recurrent)
     mm_processor = make_mm_processor(config, opened, executor, wanted_len(config, context))
     on_failure.callback(mm_processor.close)
@@ -136,7 +132,7 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
     span = longest_span(hooks, profile.prompts, profile.features, wanted_len(config, context))
     _measure_profile_run(config, context, make_runner, profile, span, memory)
 
-    cache = _cache_bytes(config, context, weights, kv_dtype, span)
+    cache = cache_bytes(config, context, weights, kv_dtype, span)
     sizes = plan_sizes(config, context, cache, memory, weights.max_states or 0)
     freeze_rope(weights.language_model, sizes.max_model_len)
     context.max_model_len = longest_prompt(opened, sizes.max_model_len)
@@ -148,13 +144,13 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
         runner = make_runner(
             num_blocks=sizes.num_blocks, num_host_blocks=sizes.num_host_blocks, num_places=sizes.num_places
         )
-    if weights.max_states is not None:
-        logger.info("decode steps do not run as graphs: the model is an encoder-decoder")
-    elif backend.capturable and not config.model.enforce_eager and recurrent is None:
+    if reasons := ", ".join(filter(None, (part.uncapturable for part in runner.parts))):
+        logger.info("decode steps do not run as graphs: %s", reasons)
+    elif backend.capturable and not config.model.enforce_eager:
         with memory.explaining("graphs", "lower gpu_memory_utilization or max_num_seqs, or set enforce_eager"):
             _capture_graphs(config, runner, backend, sizes, mm_processor.profile)
     runner.touch_cache(sizes.token_budget)
-    if runner.samples and weights.max_states is None:  # an encoder-decoder's steps never skip tokens
+    if runner.samples and runner.merges_items:  # else a part gives the decoder more, in every step
         check_trimming(runner)
     return LoadedModel(
         context=context,
@@ -165,8 +161,8 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
             config,
             sizes,
             largest_item=max(mm_processor.profile.max_embeds.values(), default=0),
-            window=largest_window(weights.layout),
-            longest_span=span,
+            longest_whole=span,
+            make_users=users_of(config, weights, sizes),
         ),
         runner=runner,
         executor=executor,
@@ -174,28 +170,6 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
         max_model_len=sizes.max_model_len,
         templates=opened.templates,
     )
-
-
-def _cache_bytes(
-    config: EngineConfig, context: ModelContext, weights: ModelParts, kv_dtype: torch.dtype, span: int
-) -> CacheBytes:
-    """Return the bytes of the KV cache by its number of blocks. `span` tokens may be added to a step's budget."""
-    block_size, windowed = config.cache.block_size, window_layers(weights.layout)
-    window = largest_window(weights.layout)
-    if window is None or weights.max_states is not None or not weights.windows_cut_spans:
-        # encoders' states lie in the same blocks, and are seen whole, as spans are; a decoder that never attends has
-        # blocks without keys and values: sequences are counted in them
-        return CacheBytes(max(1, block_bytes(weights.layout, block_size, kv_dtype)))
-    longest = wanted_len(config, context)
-    places = most_places(
-        min(window, longest),
-        block_size,
-        sequences_at_once(config, context),
-        token_budget(config, context, longest) + span,
-    )
-    others = {i: layer for i, layer in weights.layout.items() if i not in windowed}
-    own = {i: layer for i, layer in weights.layout.items() if i in windowed}
-    return CacheBytes(max(1, block_bytes(others, block_size, kv_dtype)), block_bytes(own, block_size, kv_dtype), places)
 
 
 def _measure_profile_run(
@@ -240,35 +214,22 @@ def _choose_attention(config: EngineConfig, context: ModelContext) -> tuple[Atte
     return backend, kv_dtype
 
 
-def _make_states(config: EngineConfig, context: ModelContext, weights: ModelParts) -> RecurrentStates:
-    """Return the states of sequences, with their memory allocated, and let the decoder's modules run on them."""
-    from corellm.recurrent.checking import make_states
-
-    logger.info("prefix caching and graphs are off: layers of this model keep a state, which is not kept with blocks")
-    num_states: int = getattr(weights.language_model.config, "number_of_conv_states", 1)
-    return make_states(weights.mixers, num_states, sequences_at_once(config, context), context.dtype, context.device)
-
-
 def make_scheduler(
     config: EngineConfig,
     sizes: Sizes,
     largest_item: int,
-    window: int | None = None,
-    longest_span: int | None = None,
+    longest_whole: int | None = None,
+    make_users: Callable[[BlockPool], Sequence[BlockUser]] = lambda pool: (),
 ) -> Scheduler:
-    """Return the scheduler with its block manager and an encoder cache that holds the largest item, or a whole span.
+    """Return the scheduler with its block manager and an encoder cache that holds the largest item.
 
-    `window` is that of layers in which blocks have places of their own, `longest_span` of tokens that see both ways.
+    It also holds the items of `longest_whole` tokens, which must be computed in one step: each of their embeddings has
+    a token there.
     """
     given = config.scheduler.encoder_cache_size
-    # a span's items are needed in one step; each of their embeddings has a token there
-    span = min(longest_span or 0, sizes.max_model_len)
-    per_step = max(sizes.token_budget if given is None else given, largest_item, span)
+    whole = min(longest_whole or 0, sizes.max_model_len)
+    per_step = max(sizes.token_budget if given is None else given, largest_item, whole)
     kept = max(per_step, sizes.kept_embeds) if given is None else per_step
-    windows = None
-    if sizes.num_places is not None:
-        assert window is not None
-        windows = WindowBlocks(sizes.num_blocks, sizes.num_places, config.cache.block_size, window)
     return Scheduler(
         config.scheduler,
         BlockManager(
@@ -276,13 +237,13 @@ def make_scheduler(
             config.cache.block_size,
             enable_prefix_caching=config.cache.enable_prefix_caching,
             num_host_blocks=sizes.num_host_blocks,
-            windows=windows,
+            make_users=make_users,
         ),
         EncoderCache(kept, per_step),
         max_model_len=sizes.max_model_len,
         max_num_seqs=sizes.max_num_seqs,
         max_num_batched_tokens=sizes.token_budget,
-        longest_span=longest_span,
+        longest_whole=longest_whole,
     )
 
 
@@ -306,32 +267,27 @@ def _make_runner(
     num_places: int | None = None,
 ) -> ModelRunner:
     """Return the model runner, with its KV cache allocated."""
-    block_size = config.cache.block_size
-    make: Callable[..., ModelRunner] = ModelRunner
-    if weights.make_runner is not None:
-        make = weights.make_runner
-    elif weights.max_states is not None:
-        from corellm.worker.encoder_decoder import EncoderDecoderRunner
-
-        make = partial(EncoderDecoderRunner, weights.max_states)
-    runner = make(
+    placed = frozenset[int]() if num_places is None else window_layers(weights.layout)
+    cache = KVCache(
+        weights.layout, num_blocks, config.cache.block_size, kv_dtype, context.device, num_host_blocks,
+        num_places or 0, placed,
+    )  # fmt: skip
+    make = weights.make_runner or ModelRunner
+    return make(
         hooks,
         weights.model,
         weights.language_model,
-        KVCache(weights.layout, num_blocks, block_size, kv_dtype, context.device, num_host_blocks, num_places),
+        cache,
         backend,
-        block_size=block_size,
+        block_size=config.cache.block_size,
         vocab_size=weights.vocab_size,
         embedding_width=_embedding_width(hooks, weights),
         dtype=context.dtype,
         device=context.device,
         seed=secrets.randbits(63) if config.model.seed is None else config.model.seed,
         sample=first_result("register_sampling", callable, device=context.device),
-        causal_layers=weights.causal_layers,
-        windows_cut_spans=weights.windows_cut_spans,
+        make_parts=parts_of(weights, cache, recurrent),
     )
-    runner.recurrent = recurrent
-    return runner
 
 
 def _capture_graphs(

@@ -23,12 +23,12 @@ from corellm.hookspecs import LoadConfig, ModelContext
 from corellm.plugin.extensions import call_extensions
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
 from corellm.quantization import quantize_linears
-from corellm.recurrent.finding import find_mixers, noting_widths
 from corellm.worker.decoder_probe import SpanMasks, causal_layers, probe_decoder, probe_spans
 from corellm.worker.defaults import freeze, model_width
 from corellm.worker.kv_cache import LayerLayout
 from corellm.worker.mapped_weights import release_mapped_weights
 from corellm.worker.packed_linear import pack_linears, packing_helps
+from corellm.worker.parts.recurrent.finding import find_mixers, noting_widths
 
 if TYPE_CHECKING:
     from corellm.worker.model_runner import ModelRunner
@@ -48,6 +48,8 @@ class ModelParts:
     """Width of the logits."""
     embedding_size: int
     """Number of token ids that can be embedded."""
+    has_spans: bool
+    """Whether prompts may have spans of tokens that see each other."""
     causal_layers: frozenset[int]
     """Layers in which tokens of a span do not see each other."""
     windows_cut_spans: bool
@@ -117,7 +119,9 @@ def load_weights(
     replace_layers(model, config, context)
     found = {name: (module, widths[name]) for name, module in mixers.items()}
     sizes = (hidden_size, vocab_size, embedding_size)
-    return ModelParts(model, language_model, layout, *sizes, causal, spans.cut, make_runner, max_states, found)
+    return ModelParts(
+        model, language_model, layout, *sizes, names_spans, causal, spans.cut, make_runner, max_states, found
+    )
 
 
 def _encoder_decoder_probe(config: EngineConfig, use: ModelUse, max_states: int | None) -> dict[str, Any]:

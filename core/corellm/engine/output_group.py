@@ -35,8 +35,7 @@ class OutputGroup:
 
     def __post_init__(self) -> None:
         first = self.requests[0]
-        prompt = first.encoder_prompt  # what the user wrote; the decoder's first tokens come with the model
-        self.prompt_token_ids = list(first.prompt_token_ids if prompt is None else prompt.token_ids)
+        self.prompt_token_ids = list(first.part.stated_tokens(first))
         self.placeholders = {}
         for feature in first.features:
             self.placeholders.setdefault(feature.modality, []).append(feature.placeholder)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
-from corellm.engine.encoder_prompt import EncoderPrompt
+from corellm.engine.request_part import PLAIN, RequestPart
 from corellm.errors import CorellmError
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.outputs import FinishReason
@@ -60,8 +60,7 @@ class Request:
     prompt_token_ids: list[int]
     sampling_params: SamplingParams
     features: Sequence[MultiModalFeature] = ()
-    """The prompt's items, sorted by placeholder offset when the request is made; an encoder-decoder's lie in
-    `encoder_prompt`."""
+    """The prompt's items, sorted by placeholder offset when the request is made."""
     eos_token_ids: frozenset[int] = frozenset()
     priority: int = 0
     """Lower goes first, under `scheduling_policy="priority"`."""
@@ -70,14 +69,12 @@ class Request:
     arrival_time: float = 0.0
     """In seconds of the scheduler's clock (`time.monotonic`)."""
     bad_words_ids: Sequence[Sequence[int]] = ()
-    spans: Sequence[tuple[int, int]] = ()
-    """`[start, end)` of prompt tokens that see each other, in order. A chunk has all tokens of a span or none."""
     prompt_task: Any = None
     """What is made of the prompt, where no text is: the worker knows. It ends with its last chunk, without a token."""
     needs_every_row: bool = False
     """Whether the hidden states of all tokens are needed, so that none may come from the prefix cache."""
-    encoder_prompt: EncoderPrompt | None = None
-    """What an encoder-decoder's encoder reads; `prompt_token_ids` are the decoder's then."""
+    part: RequestPart = PLAIN
+    """What a feature makes of the request; it knows what that is."""
 
     status: RequestStatus = field(default=RequestStatus.WAITING, init=False)
     output_token_ids: list[int] = field(default_factory=list, init=False)
@@ -92,10 +89,6 @@ class Request:
     first_scheduled_time: float | None = field(default=None, init=False)
     block_hashes: list[bytes] = field(default_factory=list, init=False)
     """Chained hashes of the leading full blocks, extended lazily by `corellm.engine.block_hash`."""
-    is_encoded: bool = field(default=False, init=False)
-    """Whether keys and values of the encoder's states are in the cache (for a swapped request: in host memory)."""
-    state_hashes: list[bytes] = field(default_factory=list, init=False)
-    """Hashes of the blocks that hold the encoder's states, made by `corellm.engine.state_blocks`."""
     rank: tuple[float, int] = field(default=(0, 0), init=False)
     """Order of requests: priority, then arrival. Set by the scheduler; the smallest goes first."""
     stop_token_ids: frozenset[int] = field(init=False)
@@ -123,11 +116,6 @@ class Request:
     def is_decoding(self) -> bool:
         """Whether only the last generated token is left to compute."""
         return self.num_prompt_tokens <= self.num_computed_tokens == self.num_tokens - 1
-
-    @property
-    def needs_encoder(self) -> bool:
-        """Whether its next chunk must run the encoder first."""
-        return self.encoder_prompt is not None and not self.is_encoded
 
     @property
     def can_run_ahead(self) -> bool:
@@ -161,8 +149,13 @@ class Request:
         del self.output_token_ids[num_outputs:]
         self.num_tokens = self.num_prompt_tokens + num_outputs
         self.block_hashes.clear()
-        self.num_computed_tokens, self.is_encoded = 0, False
+        self.forget_computed()
         self.status, self.error, self.stop_reason = RequestStatus.WAITING, None, None
+
+    def forget_computed(self) -> None:
+        """Note that nothing of it is in the cache any more."""
+        self.num_computed_tokens = 0
+        self.part.restart()
 
     def append_token(self, token_id: int) -> None:
         """Append a sampled token."""

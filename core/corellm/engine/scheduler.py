@@ -25,10 +25,9 @@ from corellm.engine.encoder_plan import EncoderPlanner
 from corellm.engine.policies import Headroom, PromptDelay
 from corellm.engine.request import Request, RequestStatus
 from corellm.engine.request_queue import RequestQueue
-from corellm.engine.spans import without_cutting
 from corellm.engine.step_plan import StepPlan
 from corellm.errors import InvalidParameterError
-from corellm.worker.batch import ItemSlice, ScheduledBatch, SequenceChunk, StateSlots, StepResult
+from corellm.worker.batch import ItemSlice, ScheduledBatch, SequenceChunk, StepResult
 
 MAX_PASSED_OVER = 64
 """Most waiting requests that a step passes over because their prefix is being computed: bounds the work of a step."""
@@ -70,7 +69,7 @@ class Scheduler:
         max_model_len: longest sequence, prompt and output together.
         max_num_seqs: sequences running at once.
         max_num_batched_tokens: token budget of a step.
-        longest_span: tokens of the longest span that sees both ways; None for any number.
+        longest_whole: most tokens of a prompt that must be computed in one step; None for any number.
         clock: seconds, monotonic; of the same kind as `Request.arrival_time`.
     """
 
@@ -83,7 +82,7 @@ class Scheduler:
         max_model_len: int,
         max_num_seqs: int,
         max_num_batched_tokens: int,
-        longest_span: int | None = None,
+        longest_whole: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = scheduler_config
@@ -97,7 +96,7 @@ class Scheduler:
             encoder_capacity=encoder_cache.step_embeds,
             block_size=block_manager.block_size,
             max_prompt_step=None if chunked else max_num_batched_tokens,
-            longest_span=longest_span,
+            longest_whole=longest_whole,
         )
         self.requests: dict[str, Request] = {}
         """Every unfinished request, by id."""
@@ -221,7 +220,7 @@ class Scheduler:
         batch = step.seal()
         batch.released, self._released = self._released, []
         batch.freed_items = self.encoder_cache.take_freed()
-        batch.window_places = self.blocks.take_window_changes()
+        batch.messages = self.blocks.take_messages()
         self._steps.append(step)
         return batch
 
@@ -258,7 +257,7 @@ class Scheduler:
                 prefilling.append(request)
             elif self._make_room(request, step):
                 self.blocks.reach(request, request.num_computed_tokens, request.num_tokens)
-                step.add_decode(request, self.blocks.block_table(request.request_id), self._states(request))
+                step.add_decode(request, self.blocks.block_table(request.request_id), self.blocks.notes(request))
         return prefilling
 
     def _make_room(self, request: Request, step: StepPlan) -> bool:
@@ -308,7 +307,6 @@ class Scheduler:
 
     def _admit(self, request: Request, computed_blocks: list[int], step: StepPlan) -> bool:
         start = len(computed_blocks) * self.blocks.block_size
-        request.is_encoded = bool(self.blocks.states.cached(request))
         num_tokens, items = self._plan_chunk(request, start, step)
         left, reserve = request.num_tokens - start, self._reserve(request)
         if not num_tokens or not self.blocks.allocate(request, left, computed_blocks, reserve=reserve):
@@ -323,10 +321,7 @@ class Scheduler:
     def _note_first_start(self, request: Request) -> None:
         """Note for the metrics when a request was first admitted, and how many tokens were cached then."""
         request.first_scheduled_time = self._clock()
-        length, cached = request.num_tokens, request.num_computed_tokens
-        if request.encoder_prompt is not None:  # its tokens are the prompt's
-            length = len(request.encoder_prompt.token_ids)
-            cached = length if request.is_encoded else 0
+        length, cached = request.part.counts(request)
         request.num_cached_tokens = cached
         self._prefix_cache_queries += length
         self._prefix_cache_hits += cached
@@ -339,7 +334,7 @@ class Scheduler:
 
     def _prefix_is_coming(self, request: Request, num_cached_blocks: int, step: StepPlan) -> bool:
         """Whether this step computes the next block that the request needs: then it waits, and shares the block."""
-        if request.encoder_prompt is not None and self.blocks.states.are_coming(request, step.prefix_hashes):
+        if self.blocks.are_coming(request, step.prefix_hashes):
             return True
         if num_cached_blocks >= self.blocks.max_cached_blocks(request):
             return False
@@ -350,43 +345,22 @@ class Scheduler:
 
         Without chunked prefill all or none; only a preempted sequence longer than a step's budget takes several steps.
         """
-        if request.needs_encoder and not step.can_encode(request):
-            return 0, []
         left = request.num_tokens - start
-        num_tokens, items = self._encoders.plan(request, start, min(left, step.token_budget))
-        if request.spans:
-            num_tokens, items = self._plan_whole_spans(request, start, min(left, step.token_budget), step)
+        wanted = min(left, step.token_budget)
+        num_tokens, items = request.part.chunk(request, start, wanted, step, self._encoders.plan)
         if num_tokens < left <= self.max_num_batched_tokens and not self.config.enable_chunked_prefill:
             return 0, []
-        return num_tokens, items
-
-    def _plan_whole_spans(
-        self, request: Request, start: int, wanted: int, step: StepPlan
-    ) -> tuple[int, list[ItemSlice]]:
-        """Plan a chunk that cuts no span: the first prompt of a step may exceed `wanted` to the end of one."""
-        wanted = without_cutting(request.spans, start, wanted, may_extend=not step.prefills)
-        num_tokens, items = self._encoders.plan(request, start, wanted)
-        if num_tokens < wanted:  # an encoder has to wait, perhaps for an item within a span
-            wanted = without_cutting(request.spans, start, num_tokens, may_extend=False)
-            num_tokens, items = self._encoders.plan(request, start, wanted)
         return num_tokens, items
 
     def _add_chunk(self, request: Request, num_tokens: int, items: list[ItemSlice], step: StepPlan) -> None:
         step.batch.encode += self._encoders.commit(request, items)
         start = request.num_computed_tokens
         self.blocks.reach(request, start, start + num_tokens)
-        block_table, states = self.blocks.block_table(request.request_id), self._states(request)
+        block_table, notes = self.blocks.block_table(request.request_id), self.blocks.notes(request)
         if request.is_decoding:
-            step.add_decode(request, block_table, states)
+            step.add_decode(request, block_table, notes)
         else:
-            step.add_prefill(request, num_tokens, items, block_table, states)
-
-    def _states(self, request: Request) -> StateSlots | None:
-        """Where the states of a request's encoder are; None for a model that is only a decoder."""
-        prompt = request.encoder_prompt
-        if prompt is None:
-            return None
-        return StateSlots(self.blocks.states.table(request), prompt.num_states, encodes=not request.is_encoded)
+            step.add_prefill(request, num_tokens, items, block_table, notes)
 
     # The step after it, and results ----------------------------------------------------------------------------------
 
@@ -419,7 +393,7 @@ class Scheduler:
             ahead.add_decode_ahead(request, self.blocks.block_table(request.request_id))
         self._steps.append(ahead)
         batch = ahead.seal()
-        batch.window_places = self.blocks.take_window_changes()
+        batch.messages = self.blocks.take_messages()
         return batch
 
     def update(self, batch: ScheduledBatch, result: StepResult) -> list[Request]:
@@ -468,7 +442,7 @@ class Scheduler:
             self.swapped.push(request)
         else:
             self.blocks.free(request)
-            request.num_computed_tokens, request.is_encoded = 0, False
+            request.forget_computed()
             request.status = RequestStatus.WAITING
             self.waiting.push(request)
 
@@ -476,9 +450,6 @@ class Scheduler:
         """Take in a computed chunk; returns whether the request got a token, or is done with its prompt."""
         request.num_computed_tokens = chunk.start + chunk.num_tokens
         self.blocks.mark_computed(request)
-        if request.needs_encoder:
-            request.is_encoded = True
-            self.blocks.states.register(request)
         if request.features:
             self._encoders.release_computed(request)
         if not chunk.samples:

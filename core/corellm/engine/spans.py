@@ -1,61 +1,79 @@
-"""Spans of a prompt whose tokens see each other, and the chunks that they allow: none of them is ever cut.
+"""Spans of a prompt whose tokens see each other, in the scheduler: no chunk ever cuts one.
 
-An adapter says which spans a prompt has (`get_bidirectional_spans`); most models have none. Knows positions; knows
-neither masks nor tensors.
+Knows positions; knows neither masks nor tensors.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
 
-from corellm.errors import ContractError
-from corellm.multimodal.hook_results import adapter_errors
-from corellm.multimodal.inputs import MultiModalFeature
-from corellm.plugin.hook_callers import HookCallers, adapter_implements
+from corellm.engine.admission import AdmissionLimits, embeds_of
+from corellm.engine.block_hash import item_keys
+from corellm.engine.request import Request
+from corellm.engine.request_part import PlanItems, RequestPart
+from corellm.engine.step_plan import StepPlan
+from corellm.errors import PromptTooLongError
+from corellm.worker.batch import ItemSlice
 
 Span = tuple[int, int]
 """`[start, end)` of a prompt."""
 
 
-def spans_of(hooks: HookCallers, token_ids: Sequence[int], features: Sequence[MultiModalFeature]) -> tuple[Span, ...]:
-    """Return the spans of a prompt, in order; none where the adapter names none.
+@dataclass(frozen=True, slots=True)
+class Spans(RequestPart):
+    """The spans of a request's prompt, in order. A chunk has all tokens of a span or none."""
 
-    Raises:
-        ContractError: they overlap, or lie outside of the prompt.
-        ProcessingError: the hook raised.
-    """
-    if not adapter_implements(hooks.get_bidirectional_spans):
-        return ()
-    with adapter_errors("get_bidirectional_spans"):
-        given = hooks.get_bidirectional_spans(token_ids=token_ids, mm_features=features) or ()
-        spans = tuple(sorted((int(start), int(end)) for start, end in given))
-    borders = [0, *(border for span in spans for border in span), len(token_ids)]
-    if borders != sorted(borders):
-        raise ContractError(
-            f"get_bidirectional_spans must return spans [start, end) of the prompt's {len(token_ids)} tokens that do "
-            f"not overlap, got {spans}"
-        )
-    return tuple((start, end) for start, end in spans if end - start > 1)
+    spans: Sequence[Span]
 
+    def for_worker(self) -> Any:
+        """Return the spans."""
+        return self.spans
 
-def longest_span(
-    hooks: HookCallers, prompts: Sequence[Sequence[int]], features: Sequence[MultiModalFeature], max_len: int
-) -> int:
-    """Return the tokens of the longest span that a prompt of `max_len` tokens may have, 0 for none.
+    def refusal(self, request: Request, limits: AdmissionLimits) -> PromptTooLongError | None:
+        """Return the error for a span that no step can compute whole."""
+        for start, end in self.spans:
+            if limits.longest_whole is not None and end - start > limits.longest_whole:
+                return PromptTooLongError(
+                    f"prompt tokens {start} to {end - 1} see each other and are computed in one step, but memory was "
+                    f"planned at start for {limits.longest_whole} such tokens, not {end - start}; put text between "
+                    "items, or send smaller ones"
+                )
+            # a span may end within items, whose embeddings it needs whole
+            places = ((feature, feature.placeholder) for feature in request.features)
+            together = embeds_of(feature for feature, place in places if place.offset < end and place.end > start)
+            if together > limits.encoder_capacity:
+                return PromptTooLongError(
+                    f"the items among prompt tokens {start} to {end - 1} have {together} embeddings together. These "
+                    "tokens see each other and are computed in one step, for which the encoder cache must hold all of "
+                    f"them and holds {limits.encoder_capacity}; send fewer items, or raise encoder_cache_size"
+                )
+        return None
 
-    Args:
-        hooks: the model's.
-        prompts: one for each of the largest items.
-        features: those items.
-        max_len: the longest prompt. To find models whose whole prompt is one span, text is put behind each item.
-    """
-    known = [(prompt, [feature]) for prompt, feature in zip(prompts, features, strict=True)]
-    longest = 0
-    for prompt, items in known or [([], [])]:
-        tokens = [*prompt, *[0] * (max_len - len(prompt))]
-        longest = max(longest, *(end - start for start, end in spans_of(hooks, tokens, items)), 0)
-    return min(longest, max_len)
+    def hash_keys(self, request: Request, start: int, stop: int) -> Iterable[bytes]:
+        """Yield also the whole spans that begin in a block: their tokens depend on all of them."""
+        yield from item_keys(request, start, stop, start)
+        first = bisect_left(self.spans, start, key=lambda span: span[0])
+        for span in takewhile(lambda span: span[0] < stop, self.spans[first:]):
+            yield b"span"
+            yield array("q", (span[0] - start, span[1] - start)).tobytes()
+            yield array("q", request.token_ids(*span)).tobytes()
+            yield from item_keys(request, *span, start)
+
+    def chunk(
+        self, request: Request, start: int, wanted: int, step: StepPlan, plan: PlanItems
+    ) -> tuple[int, list[ItemSlice]]:
+        """Return a chunk that cuts no span: the first prompt of a step may exceed `wanted` to the end of one."""
+        wanted = without_cutting(self.spans, start, wanted, may_extend=not step.prefills)
+        num_tokens, items = plan(request, start, wanted)
+        if num_tokens < wanted:  # an encoder has to wait, perhaps for an item within a span
+            wanted = without_cutting(self.spans, start, num_tokens, may_extend=False)
+            num_tokens, items = plan(request, start, wanted)
+        return num_tokens, items
 
 
 def without_cutting(spans: Sequence[Span], start: int, num_tokens: int, *, may_extend: bool) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from corellm.engine.request import Request
-from corellm.worker.batch import UNKNOWN, ItemSlice, NewSequence, ScheduledBatch, SequenceChunk, StateSlots
+from corellm.worker.batch import UNKNOWN, ItemSlice, NewSequence, ScheduledBatch, SequenceChunk
 
 
 @dataclass(slots=True)
@@ -21,8 +23,8 @@ class StepPlan:
     has_preempted: bool = False
     prefix_hashes: set[bytes] = field(default_factory=set)
     """Blocks that prefill chunks of this step compute: a waiting request that needs one of them waits a step."""
-    has_encoded: bool = False
-    """Whether an encoder-decoder's encoder runs in this step."""
+    marks: set[object] = field(default_factory=set)
+    """What parts of requests note for those that come after."""
     decodes: list[tuple[SequenceChunk, Request]] = field(default_factory=list)
     prefills: list[tuple[SequenceChunk, Request]] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
@@ -36,15 +38,15 @@ class StepPlan:
         """Announce a request to the worker."""
         sequence = NewSequence(
             request.request_id, request.prompt_token_ids, request.output_token_ids, request.sampling_params,
-            request.features, request.stop_token_ids, request.bad_words_ids, request.prompt_task, request.spans,
-            None if request.encoder_prompt is None else request.encoder_prompt.token_ids,
+            request.features, request.stop_token_ids, request.bad_words_ids, request.prompt_task,
+            request.part.for_worker(),
         )  # fmt: skip
         self.batch.new.append(sequence)
 
-    def add_decode(self, request: Request, block_table: list[int], states: StateSlots | None) -> None:
+    def add_decode(self, request: Request, block_table: list[int], notes: Sequence[Any]) -> None:
         """Schedule the last generated token, to sample the next."""
         start, tokens = request.num_computed_tokens, request.output_token_ids[-1:]
-        chunk = SequenceChunk(request.request_id, start, 1, tokens, block_table, True, (), states)
+        chunk = SequenceChunk(request.request_id, start, 1, tokens, block_table, True, (), notes)
         self.decodes.append((chunk, request))
         self.token_budget -= 1
 
@@ -53,35 +55,22 @@ class StepPlan:
         start = request.num_computed_tokens + 1
         self.decodes.append((SequenceChunk(request.request_id, start, 1, [UNKNOWN], block_table, True), request))
 
-    def can_encode(self, request: Request) -> bool:
-        """Whether an encoder-decoder's encoder may run for a request: within the budget, or as the only one."""
-        assert request.encoder_prompt is not None
-        return not self.has_encoded or request.encoder_prompt.num_positions <= self.token_budget
-
     def add_prefill(
         self,
         request: Request,
         num_tokens: int,
         items: list[ItemSlice],
         block_table: list[int],
-        states: StateSlots | None,
+        notes: Sequence[Any],
     ) -> None:
-        """Schedule the next `num_tokens` known tokens of a request; its encoder's positions count as well."""
+        """Schedule the next `num_tokens` known tokens of a request; what its part counts, counts as well."""
         start, stop = request.num_computed_tokens, request.num_computed_tokens + num_tokens
         tokens, samples = request.token_ids(start, stop), stop == request.num_tokens
-        chunk = SequenceChunk(request.request_id, start, num_tokens, tokens, block_table, samples, items, states)
+        chunk = SequenceChunk(request.request_id, start, num_tokens, tokens, block_table, samples, items, notes)
         self.prefills.append((chunk, request))
-        self.token_budget = max(0, self.token_budget - num_tokens)  # a span that sees both ways may exceed it
-        if request.needs_encoder:
-            self._count_encoder(request)
+        self.token_budget = max(0, self.token_budget - num_tokens)  # a part may have it exceed the budget
+        request.part.count(self)
         self.prefix_hashes.update(request.block_hashes[start // self.block_size : -(-stop // self.block_size)])
-
-    def _count_encoder(self, request: Request) -> None:
-        """Count the positions of an encoder-decoder's prompt, and the blocks of its states."""
-        assert request.encoder_prompt is not None
-        self.token_budget = max(0, self.token_budget - request.encoder_prompt.num_positions)
-        self.has_encoded = True
-        self.prefix_hashes.update(request.state_hashes)
 
     def seal(self) -> ScheduledBatch:
         """Order the chunks, decodes first."""

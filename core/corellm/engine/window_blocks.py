@@ -12,8 +12,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from corellm.engine.block_user import BlockUser
+from corellm.engine.request import Request
 
-class WindowBlocks:
+
+class WindowBlocks(BlockUser):
     """The places of all blocks.
 
     Args:
@@ -22,6 +25,8 @@ class WindowBlocks:
         block_size: tokens per block.
         window: most tokens that a token sees in these layers, itself included.
     """
+
+    name = "windows"
 
     def __init__(self, num_blocks: int, num_places: int, block_size: int, window: int) -> None:
         self._num_blocks, self.num_places, self._block_size, self._window = num_blocks, num_places, block_size, window
@@ -41,7 +46,7 @@ class WindowBlocks:
         """By request: the index of the first of them in its table."""
         self._changes: dict[int, int] = {}
 
-    def hold(self, request_id: str, table: Sequence[int], start: int, stop: int) -> None:
+    def reach(self, request_id: str, table: Sequence[int], start: int, stop: int) -> None:
         """Give a place to every block that the tokens `[start, stop)` of a request see or write."""
         held, needed = self._held.setdefault(request_id, []), self.first_block(start)
         first = self._first.setdefault(request_id, needed)
@@ -49,20 +54,21 @@ class WindowBlocks:
             self._take(block)
             held.append(block)
 
-    def let_go(self, request_id: str, position: int) -> None:
-        """Let go of the blocks of a request that neither its token at a position nor later ones see."""
-        held, needed = self._held[request_id], self.first_block(position)
+    def computed(self, request: Request) -> None:
+        """Let go of the blocks that neither a request's next token nor later ones see."""
+        request_id, needed = request.request_id, self.first_block(request.num_computed_tokens)
+        held = self._held[request_id]
         behind = max(0, needed - self._first[request_id])
         for block in held[:behind]:
             self._let_go(block)
         del held[:behind]
         self._first[request_id] += behind
 
-    def release(self, request_id: str) -> None:
+    def release(self, request: Request) -> None:
         """Let go of all blocks that a request holds, if any."""
-        for block in reversed(self._held.pop(request_id, ())):
+        for block in reversed(self._held.pop(request.request_id, ())):
             self._let_go(block)
-        self._first.pop(request_id, None)
+        self._first.pop(request.request_id, None)
 
     def first_block(self, position: int) -> int:
         """Index of the first block that the token at a position sees."""
@@ -76,23 +82,23 @@ class WindowBlocks:
             if all(self._place_of[block] for block in blocks[self.first_block(count * self._block_size) : count])
         )
 
-    def with_places(self, blocks: Sequence[int], position: int) -> int:
+    def usable(self, blocks: Sequence[int], position: int) -> int:
         """How many leading blocks have places where the token at a position sees them."""
         first = self.first_block(position)
         lacking = (i for i, block in enumerate(blocks) if i >= first and not self._place_of[block])
         return next(lacking, len(blocks))
 
-    def has_lost(self, known: int, block: int) -> bool:
-        """Whether a block has no place any more, and another with the same contents has one."""
+    def prefers(self, block: int, known: int) -> bool:
+        """Whether a block has a place, and another with the same contents has lost its own."""
         return not self._place_of[known] and bool(self._place_of[block])
 
-    def forget(self, block: int) -> None:
+    def refill(self, block: int) -> None:
         """Drop the place of a block that gets other contents."""
         if self._place_of[block]:
             del self._kept[block]
             self._blank.append(self._drop(block))
 
-    def take_changes(self) -> list[tuple[int, int]]:
+    def take_message(self) -> list[tuple[int, int]]:
         """Return `(block, place)` of the blocks whose place changed since the last call, 0 for none."""
         changes, self._changes = list(self._changes.items()), {}
         return changes

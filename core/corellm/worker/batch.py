@@ -7,7 +7,8 @@ steps, the worker only reads them during one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,10 +35,8 @@ class NewSequence:
     bad_words_ids: Sequence[Sequence[int]] = ()
     prompt_task: Any = None
     """What is made of the prompt, where no token is sampled: known to the worker of that use."""
-    spans: Sequence[tuple[int, int]] = ()
-    """`[start, end)` of prompt tokens that see each other, in order."""
-    encoder_token_ids: Sequence[int] | None = None
-    """What an encoder-decoder's encoder reads: the features lie there."""
+    part: Any = None
+    """Of a feature that makes something of the request: what its part of the worker must know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +53,21 @@ class ItemSlice:
     """Which of those tokens take an embedding; None for all."""
 
 
-@dataclass(frozen=True, slots=True)
-class StateSlots:
-    """Where the keys and values of an encoder's states lie, which a chunk attends to across."""
+def item_slices(features: Sequence[MultiModalFeature], start: int, stop: int) -> Iterator[ItemSlice]:
+    """Yield what the tokens `[start, stop)` take of each item, in the order of placeholders.
 
-    block_table: Sequence[int]
-    num_states: int
-    encodes: bool
-    """Whether the encoder runs in this step and they are written; else they were in an earlier one."""
+    An item that lies there only with tokens that take no embedding is left out.
+    """
+    first = bisect_right(features, start, key=lambda feature: feature.placeholder.end)
+    for index in range(first, len(features)):
+        place = features[index].placeholder
+        if place.offset >= stop:
+            return
+        begin, end = max(place.offset, start), min(place.end, stop)
+        embeds = slice(place.embeds_before(begin), place.embeds_before(end))
+        if embeds.start < embeds.stop:
+            is_embed = None if place.is_embed is None else place.is_embed[begin - place.offset : end - place.offset]
+            yield ItemSlice(index, embeds, slice(begin - start, end - start), is_embed)
 
 
 @dataclass(slots=True)
@@ -78,9 +84,9 @@ class SequenceChunk:
     samples: bool
     """Whether this chunk ends at the sequence's last token, so that the next one is sampled."""
     items: Sequence[ItemSlice] = ()
-    """In the order of their placeholders. Of an encoder-decoder, what its encoder takes in this step."""
-    states: StateSlots | None = None
-    """Of an encoder-decoder."""
+    """What it takes of items, in the order of their placeholders."""
+    notes: Sequence[Any] = ()
+    """What users of blocks tell the worker's parts."""
 
 
 @dataclass(slots=True)
@@ -90,13 +96,13 @@ class ScheduledBatch:
     swap_out: list[tuple[int, int]] = field(default_factory=list)
     """`(device block, host block)` pairs to copy to the host before anything is overwritten."""
     swap_in: list[tuple[int, int]] = field(default_factory=list)
-    """`(host block, device block)` pairs to copy back, after `swap_out` and the change of places."""
-    window_places: list[tuple[int, int]] = field(default_factory=list)
-    """`(block, place)` of blocks that get another place in layers that see a window only, or none (0)."""
+    """`(host block, device block)` pairs to copy back, after `swap_out` and what `messages` change."""
+    messages: Mapping[str, Any] = field(default_factory=dict)
+    """What users of blocks tell the worker's parts, by their names."""
     released: list[str] = field(default_factory=list)
     """Requests that finished or were preempted since the last step: the worker drops what it holds of them."""
     swapped: list[str] = field(default_factory=list)
-    """Those of `released` that come back with what they have computed: a state of theirs goes to the host, too."""
+    """Those of `released` that come back with what they have computed."""
     freed_items: list[str] = field(default_factory=list)
     """Identifiers of encoder outputs to drop."""
     new: list[NewSequence] = field(default_factory=list)

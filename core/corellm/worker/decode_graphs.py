@@ -56,7 +56,7 @@ class DecodeGraphs:
         sizes: ascending.
         max_blocks: columns of block tables.
         position_rows: axes of positions: 1, or more for M-RoPE.
-        windowed: whether blocks have places of their own in layers with a window.
+        has_places: whether blocks have places of their own in some layers.
         device: of the step.
         make_graph: called once per size.
     """
@@ -70,10 +70,10 @@ class DecodeGraphs:
         position_rows: int,
         device: torch.device,
         make_graph: Callable[[], Graph],
-        windowed: bool = False,
+        has_places: bool = False,
     ) -> None:
         self._step, self._sizes = step, list(sizes)
-        self._inputs = StaticInputs(sizes[-1], max_blocks, position_rows, device, windowed=windowed)
+        self._inputs = StaticInputs(sizes[-1], max_blocks, position_rows, device, has_places=has_places)
         self._make_graph = make_graph
         self._captured: dict[int, Graph] = {}
         self._wasted: defaultdict[int, float] = defaultdict(float)
@@ -115,7 +115,7 @@ class DecodeGraphs:
 
     def fits(self, arrays: StepArrays) -> bool:
         """Whether a batch can be replayed: single tokens, no more of them and no more position rows than captured."""
-        single = len(arrays.seq_lens) == len(arrays.token_ids) and arrays.span_starts is None
+        single = len(arrays.seq_lens) == len(arrays.token_ids) and not arrays.more
         rows = arrays.positions.size // len(arrays.token_ids)
         return single and len(arrays.seq_lens) <= self._sizes[-1] and rows <= self._inputs.position_rows
 
@@ -153,20 +153,20 @@ class StaticInputs:
 
     Args:
         max_num_seqs: rows of each tensor.
-        max_blocks, position_rows, device, windowed: as of `DecodeGraphs`.
+        max_blocks, position_rows, device, has_places: as of `DecodeGraphs`.
     """
 
     def __init__(
-        self, max_num_seqs: int, max_blocks: int, position_rows: int, device: torch.device, *, windowed: bool = False
+        self, max_num_seqs: int, max_blocks: int, position_rows: int, device: torch.device, *, has_places: bool = False
     ) -> None:
         self.device, self.position_rows = device, position_rows
         pinned = device.type == "cuda"
         self._host = torch.zeros(
-            position_rows + (4 if windowed else 3), max_num_seqs, dtype=torch.int64, pin_memory=pinned
+            position_rows + (4 if has_places else 3), max_num_seqs, dtype=torch.int64, pin_memory=pinned
         )
         self._values = torch.zeros_like(self._host, device=device)
         self._tables = torch.zeros(max_num_seqs, max_blocks, dtype=torch.int64, device=device)
-        self._window_tables = torch.zeros_like(self._tables) if windowed else None
+        self._placed_tables = torch.zeros_like(self._tables) if has_places else None
         self._starts = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
         self._copied = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
 
@@ -183,11 +183,11 @@ class StaticInputs:
             block_tables=self._tables[:size],
             slot_mapping=slots,
         )
-        windowed = None
-        if self._window_tables is not None:
-            windowed = replace(metadata, block_tables=self._window_tables[:size], slot_mapping=self._values[-1, :size])
+        placed = None
+        if self._placed_tables is not None:
+            placed = replace(metadata, block_tables=self._placed_tables[:size], slot_mapping=self._values[-1, :size])
         positions = positions if len(positions) == 1 else positions[:, None]
-        return FlatBatch(token_ids, positions, metadata, windowed=windowed)
+        return FlatBatch(token_ids, positions, metadata, placed=placed)
 
     def fill(self, arrays: StepArrays, size: int, token_ids: Tensor | None = None) -> None:
         """Write a batch into the first rows, and padding (token 0, the null block) into the others up to `size`.
@@ -200,14 +200,14 @@ class StaticInputs:
         host = self._host.numpy()
         host[0, :num_seqs], host[1, :num_seqs], host[2, :num_seqs] = arrays.token_ids, arrays.slots, arrays.seq_lens
         host[3 : 3 + self.position_rows, :num_seqs] = arrays.positions.reshape(-1, num_seqs)
-        if arrays.windowed is not None:
-            host[-1, :num_seqs], tables = arrays.windowed
+        if arrays.placed is not None:
+            host[-1, :num_seqs], tables = arrays.placed
         host[:, num_seqs:size] = 0
         self._values.copy_(self._host, non_blocking=True)
         # stale entries beyond `width` lie behind every sequence and are never read
         self._tables[:num_seqs, :width].copy_(upload(arrays.block_tables, self.device), non_blocking=True)
-        if self._window_tables is not None:
-            self._window_tables[:num_seqs, :width].copy_(upload(tables, self.device), non_blocking=True)
+        if self._placed_tables is not None:
+            self._placed_tables[:num_seqs, :width].copy_(upload(tables, self.device), non_blocking=True)
         if token_ids is not None:
             self._values[0, :num_seqs].copy_(token_ids)
         if self._copied is not None:

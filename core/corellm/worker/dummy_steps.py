@@ -49,7 +49,8 @@ def profile_run(
     for feature in features:
         runner.encoders.run([feature] * max(1, num_tokens // feature.placeholder.num_embeds))
     runner.encoders.drop(feature.identifier for feature in features)
-    runner.profile_prompt_encoder()
+    for part in runner.parts:
+        part.profile()
     lens = [min(max_len, num_tokens - start) for start in range(0, num_tokens, max_len)]
     chunks = [
         SequenceChunk("", 0, length, [0] * length, [0] * -(-length // runner.block_size), samples=False)
@@ -89,7 +90,7 @@ def capture_graphs(
         position_rows=position_rows,
         device=runner.device,
         make_graph=make_graph,
-        windowed=runner.has_windows,
+        has_places=bool(runner.kv_cache.placed_layers),
     )
     try:
         graphs.capture(at_once)

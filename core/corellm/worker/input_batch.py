@@ -5,9 +5,10 @@ Knows block tables and positions; knows neither models nor embeddings. Arithmeti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,8 +32,8 @@ class FlatBatch:
     metadata: AttentionMetadata
     outputs: Tensor | None = None
     """`[num_outputs]`: the tokens whose hidden states are used; None for all."""
-    windowed: AttentionMetadata | None = None
-    """`metadata` for layers with a window, where blocks have places of their own; None where they have not."""
+    placed: AttentionMetadata | None = None
+    """`metadata` for layers in which blocks have places of their own; None where there are none."""
 
 
 @dataclass(frozen=True)
@@ -49,21 +50,14 @@ class StepArrays:
     seq_lens: list[int]
     block_tables: NDArray[np.int64]
     """`[num_seqs, max_blocks]`, padded with the null block."""
-    visible_lens: NDArray[np.int32] | None = None
-    """`[num_tokens]`: how many of its sequence's tokens each sees, where some see tokens behind themselves."""
-    span_starts: NDArray[np.int32] | None = None
-    """`[num_tokens]`: the first token of the span that each is in, or itself; None where a window cuts spans, too."""
-    windowed: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
-    """Slots and block tables for layers with a window, where blocks have places of their own."""
-
-    @property
-    def num_decodes(self) -> int:
-        """How many sequences, from the first on, have one token each that is outside of an uncut span."""
-        single = next((i for i, n in enumerate(self.query_lens) if n != 1), len(self.query_lens))
-        if self.span_starts is None:
-            return single
-        outside = self.span_starts[:single] == np.array(self.seq_lens[:single]) - 1
-        return int(np.append(outside, False).argmin())
+    index: NDArray[np.int64]
+    """`[num_tokens]`: which of its sequence's tokens each is."""
+    num_decodes: int
+    """How many sequences, from the first on, are decodes: `AttentionMetadata.num_decodes`."""
+    more: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """Further arrays of `AttentionMetadata`, by its fields."""
+    placed: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+    """Slots and block tables for layers in which blocks have places of their own."""
 
     def to(self, device: torch.device) -> FlatBatch:
         """Copy all arrays to the device, without waiting."""
@@ -76,19 +70,16 @@ class StepArrays:
             seq_lens_tensor=tensor(np.array(self.seq_lens, dtype=np.int32)),
             block_tables=tensor(self.block_tables),
             slot_mapping=tensor(self.slots),
-            visible_lens=None if self.visible_lens is None else tensor(self.visible_lens),
-            span_starts=None if self.span_starts is None else tensor(self.span_starts),
+            **{name: tensor(array) for name, array in self.more.items()},
         )
-        windowed = None
-        if self.windowed is not None:
-            slots, tables = map(tensor, self.windowed)
-            windowed = replace(metadata, slot_mapping=slots, block_tables=tables)
-        return FlatBatch(tensor(self.token_ids), tensor(self.positions), metadata, windowed=windowed)
+        placed = None
+        if self.placed is not None:
+            slots, tables = map(tensor, self.placed)
+            placed = replace(metadata, slot_mapping=slots, block_tables=tables)
+        return FlatBatch(tensor(self.token_ids), tensor(self.positions), metadata, placed=placed)
 
 
-def lay_out(
-    chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], block_size: int, *, windows_cut_spans: bool = True
-) -> StepArrays:
+def lay_out(chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], block_size: int) -> StepArrays:
     """Return the arrays of a step: its chunks one after another, single-token ones first; states are in their order."""
     query_lens = [chunk.num_tokens for chunk in chunks]
     seq_lens = [chunk.start + chunk.num_tokens for chunk in chunks]
@@ -103,42 +94,9 @@ def lay_out(
     index = np.arange(ends[-1]) + np.repeat(seq_lens - ends, query_lens)
     slots = tables[rows, index // block_size] * block_size + index % block_size
     token_ids = np.fromiter((t for chunk in chunks for t in chunk.token_ids), dtype=np.int64, count=len(index))
-    spans = _spans(chunks, states, index, windows_cut_spans)
-    return StepArrays(token_ids, _positions(chunks, states, index), slots, query_lens, seq_lens, tables, *spans)
-
-
-def with_places(arrays: StepArrays, block_size: int, places: NDArray[np.int64]) -> StepArrays:
-    """Return the arrays with those of layers with a window, where blocks have these places, `[num_blocks]`."""
-    slots = places[arrays.slots // block_size] * block_size + arrays.slots % block_size
-    return replace(arrays, windowed=(slots, places[arrays.block_tables]))
-
-
-def _spans(
-    chunks: Sequence[SequenceChunk],
-    states: Sequence[SequenceState],
-    index: NDArray[np.int64],
-    windows_cut_spans: bool,
-) -> tuple[NDArray[np.int32] | None, NDArray[np.int32] | None]:
-    """Return `visible_lens` and `span_starts` of `StepArrays`; None where there is no span.
-
-    A chunk has all tokens of a span but those that were in the prefix cache. The last one alone sees up to itself,
-    and only a window that does not cut spans shows that it is in one.
-    """
-    num_plain = int(windows_cut_spans)  # tokens at a span's end that see as those outside do
-    visible = starts = None
-    row = 0
-    for chunk, state in zip(chunks, states, strict=True):
-        spans, stop = state.sequence.spans, chunk.start + chunk.num_tokens
-        for start, end in spans if spans and chunk.start < spans[-1][1] - num_plain else ():
-            if chunk.start < end - num_plain and start < stop:
-                assert end <= stop, f"the chunk [{chunk.start}, {stop}) cuts the span [{start}, {end})"
-                if visible is None or starts is None:
-                    starts = index.astype(np.int32)
-                    visible = starts + 1
-                rows = slice(row + max(start - chunk.start, 0), row + end - chunk.start)
-                visible[rows], starts[rows] = end, start
-        row += chunk.num_tokens
-    return visible, None if windows_cut_spans else starts
+    single = next((i for i, n in enumerate(query_lens) if n != 1), len(query_lens))
+    positions = _positions(chunks, states, index)
+    return StepArrays(token_ids, positions, slots, query_lens, seq_lens, tables, index, single)
 
 
 def _positions(

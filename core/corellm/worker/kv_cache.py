@@ -57,11 +57,11 @@ class CacheBytes:
     """Bytes of a cache, by its number of blocks."""
 
     block: int
-    """Of a block in layers without a window."""
+    """Of a block in layers that have all of them."""
     place: int = 0
-    """Of a block in layers with one."""
+    """Of a block in layers that have fewer."""
     most_places: int = 0
-    """How many blocks can have keys and values in layers with a window, the null block included."""
+    """How many blocks can have keys and values there, the null block included."""
 
     def of(self, num_blocks: int) -> int:
         """Return the bytes of a cache."""
@@ -72,17 +72,6 @@ class CacheBytes:
         if given <= self.most_places * (self.block + self.place):
             return given // (self.block + self.place)
         return (given - self.most_places * self.place) // max(1, self.block)
-
-
-def window_layers(layout: dict[int, LayerLayout]) -> frozenset[int]:
-    """Return the layers whose keys and values are seen within a window only, also by layers that share them."""
-    seen_whole = {i if layer.shares is None else layer.shares for i, layer in layout.items() if layer.window is None}
-    return frozenset(i for i, layer in layout.items() if not seen_whole & {i, layer.shares})
-
-
-def largest_window(layout: dict[int, LayerLayout]) -> int | None:
-    """Return the largest window of `window_layers`; None if there are none."""
-    return max((window for i in window_layers(layout) if (window := layout[i].window) is not None), default=None)
 
 
 def choose_num_blocks(config: CacheConfig, cache: CacheBytes, useful_tokens: int, memory: DeviceMemory) -> int:
@@ -123,12 +112,12 @@ class KVCache:
         num_blocks, block_size: on the device, the null block included.
         dtype, device: of keys and values.
         num_host_blocks: in host memory.
-        num_places: blocks that layers with a window have; None for as many as the others.
+        num_places: blocks that `placed_layers` have.
+        placed_layers: in which blocks have places of their own.
 
     Attributes:
         layers: by layer, in the order in which they attend.
-        places: `[num_blocks]`, the place of each block in `window_layers`, 0 for none; None where it is the block.
-        window_layers: those in which blocks have places.
+        places: `[num_blocks]`, the place of each block in `placed_layers`, 0 for none.
     """
 
     def __init__(
@@ -139,21 +128,22 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         num_host_blocks: int = 0,
-        num_places: int | None = None,
+        num_places: int = 0,
+        placed_layers: frozenset[int] = frozenset(),
     ) -> None:
         def make(blocks: int, places: int, where: torch.device) -> dict[int, LayerCache]:
             own = {
                 i: _make_layer(
-                    layer, (places if i in self.window_layers else blocks, block_size, layer.num_kv_heads), dtype, where
+                    layer, (places if i in placed_layers else blocks, block_size, layer.num_kv_heads), dtype, where
                 )
                 for i, layer in layout.items()
                 if layer.shares is None
             }
             return {i: own[i if layer.shares is None else layer.shares] for i, layer in layout.items()}
 
-        self.window_layers = frozenset[int]() if num_places is None else window_layers(layout)
-        self.places = None if num_places is None else np.zeros(num_blocks, dtype=np.int64)
-        self.layers = make(num_blocks, num_places or 0, device)
+        self.block_size, self.placed_layers = block_size, placed_layers
+        self.places = np.zeros(num_blocks, dtype=np.int64)
+        self.layers = make(num_blocks, num_places, device)
         self._host = make(num_host_blocks, num_host_blocks, torch.device("cpu")) if num_host_blocks else {}
 
     def touch(self, num_blocks: int) -> None:
@@ -165,14 +155,12 @@ class KVCache:
 
     def forget_places(self) -> None:
         """Take every block's place, after a step was interrupted."""
-        if self.places is not None:
-            self.places[:] = 0
+        self.places[:] = 0
 
     def move(self, changes: Sequence[tuple[int, int]]) -> None:
         """Give blocks other places: `(block, place)` pairs."""
-        if self.places is not None:
-            for block, place in changes:
-                self.places[block] = place
+        for block, place in changes:
+            self.places[block] = place
 
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks to the host: `(device block, host block)` pairs."""
@@ -189,12 +177,11 @@ class KVCache:
     def _copy(
         self, source: dict[int, LayerCache], target: dict[int, LayerCache], from_: list[int], to: list[int]
     ) -> None:
-        """Copy blocks of each layer; in those with a window, blocks without a place to the null block, or from it."""
-        if self.places is not None:
-            placed = (self.places[from_].tolist(), to) if target is self._host else (from_, self.places[to].tolist())
+        """Copy blocks of each layer; where they have places, blocks without one to the null block, or from it."""
+        placed = (self.places[from_].tolist(), to) if target is self._host else (from_, self.places[to].tolist())
         own = {id(cache): layer for layer, cache in source.items()}  # some layers share one
         for layer in own.values():
-            sides = placed if layer in self.window_layers else (from_, to)
+            sides = placed if layer in self.placed_layers else (from_, to)
             _copy_blocks(source[layer], target[layer], *map(torch.tensor, sides))
 
 

@@ -7,10 +7,10 @@ Knows tensors and the adapter's hooks; knows nothing of queues, blocks' owners o
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,18 +26,16 @@ from corellm.worker.device_sampling import Sample
 from corellm.worker.devices import for_inference
 from corellm.worker.encoder_runner import EncoderRunner
 from corellm.worker.failures import failure_of
-from corellm.worker.input_batch import FlatBatch, StepArrays, lay_out, with_places
+from corellm.worker.input_batch import FlatBatch, StepArrays, lay_out
 from corellm.worker.item_embeddings import select_embeddings
 from corellm.worker.kv_cache import KVCache
 from corellm.worker.logprobs import prompt_logprobs
+from corellm.worker.parts.step_part import StepPart
 from corellm.worker.sampler import Sampler
 from corellm.worker.sampling_state import SamplingState
 from corellm.worker.sequence_state import SequenceState, rope_positions
 from corellm.worker.step_in_flight import StepInFlight
 from corellm.worker.transfers import upload
-
-if TYPE_CHECKING:
-    from corellm.recurrent.states import RecurrentStates
 
 logger = logging.getLogger(__name__)
 
@@ -57,19 +55,18 @@ class ModelRunner:
         dtype, device: of the model.
         seed: of requests that bring none.
         sample: an extension's function that chooses tokens, or None.
+        make_parts: makes what runs beside the decoder, of this object.
 
     Attributes:
         graphs: decode steps as graphs, where `capture_graphs` could make some.
-        recurrent: the states of sequences, where layers of the decoder keep some.
         samples: whether steps end in sampled tokens.
         trims: whether the decoder may leave out tokens behind its last attention; `check_trimming` finds out.
-        causal_layers: the decoder's layers in which tokens of a span do not see each other.
-        windows_cut_spans: whether a window hides the beginning of a span from tokens of the same span.
+        merges_items: whether items' embeddings go to the decoder; a part may take them instead.
     """
 
     samples = True
     trims = False
-    recurrent: RecurrentStates | None = None
+    merges_items = True
 
     def __init__(
         self,
@@ -86,49 +83,41 @@ class ModelRunner:
         device: torch.device,
         seed: int = 0,
         sample: Sample | None = None,
-        causal_layers: frozenset[int] = frozenset(),
-        windows_cut_spans: bool = True,
+        make_parts: Callable[[ModelRunner], Sequence[StepPart]] = lambda runner: (),
     ) -> None:
         self.hooks, self.model, self._language_model = hooks, model, language_model
-        self._kv_cache, self._backend = kv_cache, backend
+        self.kv_cache, self.backend = kv_cache, backend
         self.block_size, self.vocab_size, self.device, self._seed = block_size, vocab_size, device, seed
         self.encoders = EncoderRunner(hooks, model, embedding_width, dtype, device)
         self.sampler = Sampler(sample)
-        self.causal_layers, self.windows_cut_spans = causal_layers, windows_cut_spans
         self._states: dict[str, SequenceState] = {}
         self.graphs: DecodeGraphs | None = None
+        self.parts = make_parts(self)
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """Run one step and wait for its result; requests that failed are in its `failed`."""
         return self.launch(batch).wait()
 
-    @property
-    def has_windows(self) -> bool:
-        """Whether blocks have places of their own in layers with a window."""
-        return self._kv_cache.places is not None
-
     def touch_cache(self, num_tokens: int) -> None:
         """Take memory for the KV cache of the first tokens."""
-        self._kv_cache.touch(-(-num_tokens // self.block_size))
+        self.kv_cache.touch(-(-num_tokens // self.block_size))
 
     def forget(self) -> None:
         """Drop every sequence and encoder output, after a step was interrupted."""
-        self._kv_cache.forget_places()
         self._states.clear()
         self.encoders.drop_all()
-        if self.recurrent is not None:
-            self.recurrent.forget()
+        for part in self.parts:
+            part.forget()
 
     @for_inference
     def launch(self, batch: ScheduledBatch) -> StepInFlight:
         """Run one step as `execute` does, without waiting for its tokens."""
-        self._kv_cache.swap_out(batch.swap_out)
-        self._kv_cache.move(batch.window_places)
-        self._kv_cache.swap_in(batch.swap_in)
+        self.kv_cache.swap_out(batch.swap_out)
+        for part in self.parts:
+            part.begin(batch)
+        self.kv_cache.swap_in(batch.swap_in)
         for request_id in batch.released:
             self._states.pop(request_id, None)
-        if self.recurrent is not None:
-            self.recurrent.release(batch.released, batch.swapped)
         self.encoders.drop(batch.freed_items)
 
         step = StepInFlight(batch, self._states)
@@ -145,7 +134,8 @@ class ModelRunner:
         """Run a step of single tokens that `before`, a captured step and the last one launched, is still sampling."""
         assert self.graphs is not None
         assert before.tokens is not None
-        self._kv_cache.move(batch.window_places)
+        for part in self.parts:
+            part.begin(batch)
         states = [self._states[chunk.request_id] for chunk in batch.chunks]
         token_ids = before.tokens.token_ids
         if len(batch.chunks) < len(before.chunks):
@@ -167,7 +157,7 @@ class ModelRunner:
 
     def _admit(self, sequence: NewSequence, result: StepResult) -> None:
         state = self._states[sequence.request_id] = self.new_state(sequence)
-        if not sequence.features or sequence.encoder_token_ids is not None:
+        if not sequence.features or not self.merges_items:
             return
         try:
             positions = rope_positions(self.hooks, self.model, sequence.prompt_token_ids, sequence.features)
@@ -187,8 +177,10 @@ class ModelRunner:
 
     def lay_out(self, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> StepArrays:
         """Return the arrays of a step."""
-        arrays = lay_out(chunks, states, self.block_size, windows_cut_spans=self.windows_cut_spans)
-        return arrays if self._kv_cache.places is None else with_places(arrays, self.block_size, self._kv_cache.places)
+        arrays = lay_out(chunks, states, self.block_size)
+        for part in self.parts:
+            arrays = part.lay_out(arrays, chunks, states)
+        return arrays
 
     # --- the forward pass -------------------------------------------------------------------------------------------
 
@@ -196,12 +188,12 @@ class ModelRunner:
         """Run the forward pass and sample. If that fails, each chunk runs alone, so that only the failing ones fail.
 
         Running a chunk again writes the same keys and values to the same slots and draws the same random numbers.
-        Layers' states go on only when the chunk has run.
+        Parts go on only when the chunk has run.
         """
         try:
             self.run(chunks, [self._states[chunk.request_id] for chunk in chunks], step)
-            if self.recurrent is not None:
-                self.recurrent.commit()
+            for part in self.parts:
+                part.commit()
             return
         except Exception as error:
             if len(chunks) == 1:
@@ -230,51 +222,57 @@ class ModelRunner:
         step.tokens = self.sampler.start(logits, [states[i].sampling for i in ending])
         step.chunks = [chunks[i] for i in ending]
 
-    def profile_prompt_encoder(self) -> None:
-        """Run the largest pass of an encoder that reads whole prompts, where the model has one."""
-
     def forward(self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> Tensor:
         """Return the hidden states of the flat batch, `[num_tokens, hidden_size]`, or of its outputs alone."""
-        inputs_embeds, extra = self._embed(batch.input_ids, chunks, states)
-        with nullcontext() if self.recurrent is None else self.recurrent.running(chunks):
+        inputs_embeds, extra = self._inputs(batch, chunks, states)
+        if not self.parts:
+            return self._decode(batch, inputs_embeds, extra)
+        with ExitStack() as around:
+            for part in self.parts:
+                extra = {**extra, **around.enter_context(part.running(batch, chunks, states))}
             return self._decode(batch, inputs_embeds, extra)
 
-    def _embed(
+    def _inputs(
+        self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]
+    ) -> tuple[Tensor, Mapping[str, Any]]:
+        if self.merges_items:
+            return self.embed(batch.input_ids, chunks, states)
+        return self.embed_text(batch.input_ids), {}
+
+    def embed(
         self, input_ids: Tensor, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]
     ) -> tuple[Tensor, Mapping[str, Any]]:
         """Return the tokens' embeddings `[num_tokens, hidden_size]`, items merged in, and extra decoder arguments."""
         if not any(chunk.items for chunk in chunks):
-            return self._embed_text(input_ids), {}
+            return self.embed_text(input_ids), {}
         mask, selected = select_embeddings(chunks, states, self.encoders.output)
         is_multimodal = upload(mask, self.device)
         # placeholder ids may lie outside the embedding table; their embeddings are overwritten
         text_ids = input_ids.masked_fill(is_multimodal, 0)
         merged = self.hooks.merge_multimodal_embeddings(
-            inputs_embeds=self._embed_text(text_ids),
+            inputs_embeds=self.embed_text(text_ids),
             multimodal_embeddings=torch.cat(selected),
             is_multimodal=is_multimodal,
         )
         return merged if isinstance(merged, tuple) else (merged, {})
 
-    def _embed_text(self, input_ids: Tensor) -> Tensor:
+    def embed_text(self, input_ids: Tensor) -> Tensor:
+        """Return the embeddings of tokens, `[num_tokens, hidden_size]`."""
         return self.hooks.get_input_embeddings(model=self.model, input_ids=input_ids)
 
     def _decode(self, batch: FlatBatch, inputs_embeds: Tensor, extra: Mapping[str, Any]) -> Tensor:
-        outputs = batch.outputs if self.trims and not extra else None  # an adapter's arguments may be of all tokens
+        outputs = batch.outputs if self.trims and not extra else None  # further arguments may be of all tokens
         hidden: Tensor = self._language_model(
             inputs_embeds=inputs_embeds[None],
             position_ids=batch.positions,
-            use_cache=False,
             paged=self._paged(batch, outputs),
-            **extra,
+            **{"use_cache": False, **extra},
         )[0][0]
         return hidden
 
     def _paged(self, batch: FlatBatch, outputs: Tensor | None) -> PagedAttention:
-        cache, windowed = self._kv_cache, batch.windowed
-        return PagedAttention(
-            self._backend, cache.layers, batch.metadata, outputs, self.causal_layers, windowed, cache.window_layers
-        )
+        of_parts = {name: value for part in self.parts for name, value in part.attention(batch).items()}
+        return PagedAttention(self.backend, self.kv_cache.layers, batch.metadata, outputs, **of_parts)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits of hidden states, `[num_seqs, vocab]`."""
@@ -282,7 +280,7 @@ class ModelRunner:
 
     def text_logits(self, batch: FlatBatch) -> Tensor:
         """Return the logits of every token of a batch without items: what a graph captures."""
-        return self.logits(self._decode(batch, self._embed_text(batch.input_ids), {}))
+        return self.logits(self._decode(batch, self.embed_text(batch.input_ids), {}))
 
     def _add_prompt_logprobs(
         self,

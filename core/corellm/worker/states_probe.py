@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from corellm.attention.states import stand_in
 from corellm.worker.decoder_probe import _Probe, _StatedMask
 from corellm.worker.kv_cache import LayerLayout
-from corellm.worker.states_cache import StatesCache, run_decoder
+from corellm.worker.parts.states_cache import StatesCache, decoder_arguments
 
 _NUM_STATES = 3
 _SAME = 1e-2
@@ -56,7 +56,8 @@ class StatesProbe(_Probe):
         self._rows = []
         positions = torch.tensor([at], device=self._device)
         cache = StatesCache(positions, self._stand_in, self._write if len(states) else None)
-        hidden = run_decoder(language_model, embeds, positions, states, cache, self)
+        more = decoder_arguments(language_model, positions, states, cache)
+        hidden: Tensor = language_model(inputs_embeds=embeds[None], position_ids=positions, paged=self, **more)[0][0]
         if self._attended != self.layers.keys():
             self.refuse("has layers that do not attend to its encoder's states through the engine's cache")
         if self._written != self.layers:

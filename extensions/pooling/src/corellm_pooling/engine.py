@@ -77,7 +77,7 @@ class PoolingEngine(LLMEngine):
             cache_salt=processed.cache_salt,
             arrival_time=queued_ts if arrival_time is None else arrival_time,
             prompt_task=params,
-            spans=self.input_processor.spans_of(processed),
+            part=self.input_processor.part_of(processed),
             needs_every_row=self.pooler.needs_every_row(params, processed.token_ids),
         )
         self._enqueue(request_id, processed, [request], RequestOutputKind.FINAL_ONLY, queued_ts)

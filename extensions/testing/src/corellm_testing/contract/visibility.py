@@ -92,23 +92,23 @@ def engine_visibility(subject: Subject, processed: ProcessedPrompt) -> Mapping[i
     import torch
 
     from corellm.attention.reference import causal_mask
-    from corellm.engine.spans import spans_of
+    from corellm.engine.stated_spans import spans_of
     from corellm.worker.batch import NewSequence, SequenceChunk
 
     runner, count = subject.llm.engine.runner, len(processed.token_ids)
     spans = spans_of(subject.hooks, processed.token_ids, processed.features)
-    state = runner.new_state(NewSequence("", [0] * count, [], SamplingParams(), [], spans=spans))
+    state = runner.new_state(NewSequence("", [0] * count, [], SamplingParams(), [], part=spans))
     chunk = SequenceChunk("", 0, count, [0] * count, [0] * -(-count // runner.block_size), samples=False)
-    watched = _Watched(runner._backend)
-    runner._backend = watched  # type: ignore[assignment]
+    watched = _Watched(runner.backend)
+    runner.backend = watched  # type: ignore[assignment]
     try:
         with torch.inference_mode():
             runner.forward(runner.lay_out([chunk], [state]).to(runner.device), [chunk], [state])
     finally:
-        runner._backend = watched.backend
+        runner.backend = watched.backend
     positions = torch.arange(count)
     seen: dict[int, Tensor] = {}
-    for layer, step, window in zip(runner._kv_cache.layers, watched.steps, watched.windows, strict=True):
+    for layer, step, window in zip(runner.kv_cache.layers, watched.steps, watched.windows, strict=True):
         seen[layer] = causal_mask(
             count,
             count,

@@ -98,33 +98,20 @@ class _EveryLayer:
         return self._layer
 
 
-def run_decoder(
-    language_model: nn.Module,
-    inputs_embeds: Tensor,
-    positions: Tensor,
-    states: Tensor,
-    cache: StatesCache,
-    paged: Any,
-) -> Tensor:
-    """Return the hidden states `[num_tokens, hidden_size]` of an encoder-decoder's decoder.
+def decoder_arguments(
+    language_model: nn.Module, positions: Tensor, states: Tensor, cache: StatesCache
+) -> dict[str, Any]:
+    """Return what an encoder-decoder's decoder gets beside embeddings and positions.
 
     Args:
         language_model: the decoder.
-        inputs_embeds: `[num_tokens, hidden_size]`.
         positions: `[1, num_tokens]`.
         states: `[num_new_states, hidden_size]`, of all new prompts one after another; may be empty.
         cache: of this step.
-        paged: what attention layers get.
     """
-    takes = cache_argument(language_model) or "past_key_values"
-    output = language_model(
-        inputs_embeds=inputs_embeds[None],
-        attention_mask=positions.new_ones(1, 1).expand(1, len(inputs_embeds)),  # else one is made, by a length
-        position_ids=positions,
-        encoder_hidden_states=states[None],
-        use_cache=True,
-        paged=paged,
-        **{takes: cache},
-    )
-    hidden: Tensor = output[0][0]
-    return hidden
+    return {
+        "attention_mask": positions.new_ones(1, 1).expand(1, positions.shape[-1]),  # else one is made, by a length
+        "encoder_hidden_states": states[None],
+        "use_cache": True,
+        cache_argument(language_model) or "past_key_values": cache,
+    }

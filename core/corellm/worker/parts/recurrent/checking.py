@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from corellm.errors import CheckpointError, ContractError, CorellmError, raised_at
-from corellm.recurrent.mixer import Mixer
-from corellm.recurrent.states import RecurrentStates, StateLayout
+from corellm.worker.parts.recurrent.mixer import Mixer
+from corellm.worker.parts.recurrent.states import RecurrentStates, StateLayout
 
 logger = logging.getLogger(__name__)
 

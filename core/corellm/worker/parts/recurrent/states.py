@@ -7,26 +7,22 @@ their chunks by number; knows neither blocks nor attention.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from corellm.errors import ContractError
-from corellm.recurrent.mixer import Mixer
-from corellm.recurrent.rows import Rows
-
-
-class Chunk(Protocol):
-    """The tokens `[start, start + num_tokens)` of one sequence."""
-
-    request_id: str
-    start: int
-    num_tokens: int
+from corellm.worker.batch import ScheduledBatch, SequenceChunk
+from corellm.worker.input_batch import FlatBatch
+from corellm.worker.parts.recurrent.mixer import Mixer
+from corellm.worker.parts.recurrent.rows import Rows
+from corellm.worker.parts.step_part import StepPart
+from corellm.worker.sequence_state import SequenceState
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,7 @@ class _Step:
     spans: list[_Span]
 
 
-class RecurrentStates:
+class RecurrentStates(StepPart):
     """State rows of all modules, allocated once. The modules run transformers' code only inside `running`.
 
     Args:
@@ -77,6 +73,8 @@ class RecurrentStates:
         max_num_seqs: sequences at once.
         device: of the model.
     """
+
+    uncapturable = "layers of this model keep a state"
 
     def __init__(
         self, mixers: Sequence[Mixer], layouts: Sequence[Sequence[StateLayout]], max_num_seqs: int, device: torch.device
@@ -102,14 +100,20 @@ class RecurrentStates:
         return len(self._parked)
 
     @contextmanager
-    def running(self, chunks: Sequence[Chunk]) -> Iterator[None]:
+    def running(
+        self, batch: FlatBatch | None, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState] = ()
+    ) -> Iterator[Mapping[str, Any]]:
         """Inside the block, run a flat batch of these chunks; `commit` afterwards, or the states stay as they were."""
         self.rows.begin_step()
         self._step = self._plan(chunks)
         try:
-            yield
+            yield {}
         finally:
             self._step = None
+
+    def begin(self, batch: ScheduledBatch) -> None:
+        """Drop the states of sequences that are released; keep those of swapped ones in host memory."""
+        self.release(batch.released, batch.swapped)
 
     def commit(self) -> None:
         """Take over the states after the last step."""
@@ -129,7 +133,7 @@ class RecurrentStates:
         self.rows.release_all()
         self._parked.clear()
 
-    def _plan(self, chunks: Sequence[Chunk]) -> _Step:
+    def _plan(self, chunks: Sequence[SequenceChunk]) -> _Step:
         reads: list[int] = []
         writes: list[int] = []
         spans: list[_Span] = []
@@ -147,7 +151,7 @@ class RecurrentStates:
             first += chunk.num_tokens
         return _Step(first, len(reads), self._indices(reads), self._indices(writes), spans)
 
-    def _bring_back(self, chunk: Chunk) -> None:
+    def _bring_back(self, chunk: SequenceChunk) -> None:
         if chunk.request_id not in self._parked:
             return
         num_tokens, states = self._parked.pop(chunk.request_id)

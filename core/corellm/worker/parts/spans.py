@@ -1,0 +1,77 @@
+"""Which tokens of a step see later ones of their prompt: the worker's side of `corellm.engine.spans`.
+
+Knows positions; attention heeds the arrays. Arithmetic is numpy on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corellm.worker.batch import SequenceChunk
+from corellm.worker.input_batch import FlatBatch, StepArrays
+from corellm.worker.parts.step_part import StepPart
+from corellm.worker.sequence_state import SequenceState
+
+
+class Spans(StepPart):
+    """Says how many of its sequence's tokens each token sees.
+
+    Args:
+        causal_layers: the decoder's layers in which tokens of a span do not see each other.
+        windows_cut: whether a window hides the beginning of a span from tokens of the same span.
+    """
+
+    def __init__(self, causal_layers: frozenset[int], *, windows_cut: bool) -> None:
+        self._causal_layers, self._windows_cut = causal_layers, windows_cut
+
+    def lay_out(
+        self, arrays: StepArrays, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]
+    ) -> StepArrays:
+        """Return the arrays with `visible_lens`, and where windows do not cut spans `span_starts`."""
+        visible, starts = self._visible(arrays.index, chunks, states)
+        if visible is None or starts is None:
+            return arrays
+        if self._windows_cut:
+            return replace(arrays, more={"visible_lens": visible})
+        return replace(
+            arrays, more={"visible_lens": visible, "span_starts": starts}, num_decodes=_outside(arrays, starts)
+        )
+
+    def attention(self, batch: FlatBatch) -> Mapping[str, Any]:
+        """Return the layers in which no token sees a later one."""
+        return {"causal_layers": self._causal_layers}
+
+    def _visible(
+        self, index: NDArray[np.int64], chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]
+    ) -> tuple[NDArray[np.int32] | None, NDArray[np.int32] | None]:
+        """Return how many tokens each token sees, and the first of its span; None where there is no span.
+
+        A chunk has all tokens of a span but those that were in the prefix cache. The last one alone sees up to itself,
+        and only a window that does not cut spans shows that it is in one.
+        """
+        num_plain = int(self._windows_cut)  # tokens at a span's end that see as those outside do
+        visible = starts = None
+        row = 0
+        for chunk, state in zip(chunks, states, strict=True):
+            spans, stop = state.sequence.part, chunk.start + chunk.num_tokens
+            for start, end in spans if spans and chunk.start < spans[-1][1] - num_plain else ():
+                if chunk.start < end - num_plain and start < stop:
+                    assert end <= stop, f"the chunk [{chunk.start}, {stop}) cuts the span [{start}, {end})"
+                    if visible is None or starts is None:
+                        starts = index.astype(np.int32)
+                        visible = starts + 1
+                    rows = slice(row + max(start - chunk.start, 0), row + end - chunk.start)
+                    visible[rows], starts[rows] = end, start
+            row += chunk.num_tokens
+        return visible, starts
+
+
+def _outside(arrays: StepArrays, starts: NDArray[np.int32]) -> int:
+    """Return how many sequences, from the first on, have one token each that is outside of a span."""
+    outside = starts[: arrays.num_decodes] == np.array(arrays.seq_lens[: arrays.num_decodes]) - 1
+    return int(np.append(outside, False).argmin())

@@ -1,0 +1,47 @@
+"""What runs beside the decoder in a step. The model runner calls its parts; it knows none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from corellm.worker.batch import ScheduledBatch, SequenceChunk
+    from corellm.worker.input_batch import FlatBatch, StepArrays
+    from corellm.worker.sequence_state import SequenceState
+
+
+class StepPart:
+    """Does nothing; the base of parts. Methods are in the order of a step."""
+
+    uncapturable = ""
+    """Why decode steps cannot be captured; empty where `lay_out` and `attention` are all that the part does in them."""
+
+    def begin(self, batch: ScheduledBatch) -> None:
+        """Take what the scheduler says, after blocks were swapped out and before others are swapped in."""
+
+    def lay_out(
+        self, arrays: StepArrays, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]
+    ) -> StepArrays:
+        """Return the arrays of a step, with the part's own."""
+        return arrays
+
+    def running(
+        self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]
+    ) -> AbstractContextManager[Mapping[str, Any]]:
+        """Return what surrounds the decoder, and yields further arguments of it."""
+        return nullcontext({})
+
+    def attention(self, batch: FlatBatch) -> Mapping[str, Any]:
+        """Return fields of the step's `PagedAttention`."""
+        return {}
+
+    def commit(self) -> None:
+        """Take over what the last step made: it has run. Until then it may run again."""
+
+    def forget(self) -> None:
+        """Drop all sequences, after a step was interrupted."""
+
+    def profile(self) -> None:
+        """Run the largest step of the part's own, so that its memory is measured."""

@@ -1,0 +1,58 @@
+"""Blocks' places in layers that see a window only: the worker's side of `corellm.engine.window_blocks`.
+
+Knows which layers these are and where the cache has a block there; knows no requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from corellm.worker.batch import ScheduledBatch, SequenceChunk
+from corellm.worker.input_batch import FlatBatch, StepArrays
+from corellm.worker.kv_cache import KVCache, LayerLayout
+from corellm.worker.parts.step_part import StepPart
+from corellm.worker.sequence_state import SequenceState
+
+
+class Windows(StepPart):
+    """Gives layers with a window their own slots and block tables.
+
+    Args:
+        cache: in which blocks have places.
+    """
+
+    def __init__(self, cache: KVCache) -> None:
+        self._cache = cache
+
+    def begin(self, batch: ScheduledBatch) -> None:
+        """Move blocks to their new places."""
+        self._cache.move(batch.messages.get("windows", ()))
+
+    def lay_out(
+        self, arrays: StepArrays, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]
+    ) -> StepArrays:
+        """Return the arrays with those of blocks' places."""
+        places, size = self._cache.places, self._cache.block_size
+        slots = places[arrays.slots // size] * size + arrays.slots % size
+        return replace(arrays, placed=(slots, places[arrays.block_tables]))
+
+    def attention(self, batch: FlatBatch) -> Mapping[str, Any]:
+        """Return which layers take the other arrays."""
+        return {"placed": batch.placed, "placed_layers": self._cache.placed_layers}
+
+    def forget(self) -> None:
+        """Take every block's place."""
+        self._cache.forget_places()
+
+
+def window_layers(layout: dict[int, LayerLayout]) -> frozenset[int]:
+    """Return the layers whose keys and values are seen within a window only, also by layers that share them."""
+    seen_whole = {i if layer.shares is None else layer.shares for i, layer in layout.items() if layer.window is None}
+    return frozenset(i for i, layer in layout.items() if not seen_whole & {i, layer.shares})
+
+
+def largest_window(layout: dict[int, LayerLayout]) -> int | None:
+    """Return the largest window of `window_layers`; None if there are none."""
+    return max((window for i in window_layers(layout) if (window := layout[i].window) is not None), default=None)
