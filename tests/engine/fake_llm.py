@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from corellm import LLM
 from corellm.engine.model_use import ModelUse
+from corellm.engine.request_part import PLAIN
 from corellm.sampling_params import SamplingParams
 from corellm.worker.batch import ScheduledBatch, StepResult, TokenLogprobs
 from tests.engine.fake_worker import EOS, VOCABULARY, FakeWorker
@@ -88,7 +89,7 @@ def fake_llm(monkeypatch: pytest.MonkeyPatch, setup: Setup, tokenizer: Any, *, r
         bad_words_ids=lambda params: [],
         mm_processor=SimpleNamespace(cache={}),
         close=lambda: None,
-        spans_of=lambda prompt: (),
+        part_of=lambda prompt: PLAIN,
     )
     model = SimpleNamespace(
         context=SimpleNamespace(tokenizer=tokenizer),

@@ -15,6 +15,8 @@ from typing import Any, cast
 from zlib import crc32
 
 from corellm.engine.request import Request
+from corellm.engine.request_part import PLAIN
+from corellm.engine.spans import Spans
 from corellm.errors import EncoderError, RequestFailedError
 from corellm.multimodal.inputs import MultiModalFeature, PlaceholderRange
 from corellm.sampling_params import SamplingParams
@@ -54,8 +56,13 @@ def make_request(
         priority=priority,
         cache_salt=cache_salt,
         arrival_time=arrival_time,
-        spans=spans,
+        part=Spans(spans) if spans else PLAIN,
     )
+
+
+def spans_of(request: Request) -> Sequence[tuple[int, int]]:
+    """The spans of a request's prompt."""
+    return request.part.spans if isinstance(request.part, Spans) else ()
 
 
 def embedding_at(features: Sequence[MultiModalFeature], position: int) -> tuple[str, int] | None:
@@ -118,7 +125,7 @@ def expected_output(request: Request, max_total_tokens: int) -> list[int]:
         limit = min(limit, params.max_tokens)
     kv: int | None = None
     for position in range(len(request.prompt_token_ids)):
-        kv = kv_at(kv, request.prompt_token_ids, position, request.features, request.spans)
+        kv = kv_at(kv, request.prompt_token_ids, position, request.features, spans_of(request))
     output: list[int] = []
     stops = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else {EOS})
     while len(output) < limit:
@@ -189,10 +196,10 @@ class FakeWorker:
 
     def execute_ahead(self, batch: ScheduledBatch, before: StepResult) -> StepResult:
         """Run a step that was scheduled before the results of the last one, `before`, were taken in."""
-        only = ScheduledBatch(chunks=batch.chunks, window_places=batch.window_places)
+        only = ScheduledBatch(chunks=batch.chunks, messages=batch.messages)
         assert batch == only, "more than decodes is scheduled ahead"
         result = StepResult()
-        self._places.update(batch.window_places)
+        self._places.update(batch.messages.get("windows", ()))
         for chunk in batch.chunks:
             assert list(chunk.token_ids) == [UNKNOWN]
             if chunk.request_id in before.sampled:
@@ -205,7 +212,7 @@ class FakeWorker:
         for device, host in batch.swap_out:
             self._host[host] = [self._kv.get(slot) for slot in self._slots(device)]
             self._placed_on_host[host] = [self._placed.get(slot) for slot in self._slots(self._places.get(device, 0))]
-        self._places.update(batch.window_places)
+        self._places.update(batch.messages.get("windows", ()))
         for host, device in batch.swap_in:
             for slot, kv in zip(self._slots(device), self._host[host], strict=True):
                 self._kv[slot] = GARBAGE if kv is None else kv
@@ -262,7 +269,7 @@ class FakeWorker:
         taken = taken_embeddings(sequence.features, chunk)
         for position in range(chunk.start, stop):
             before = self._kv[self._slot(chunk, position - 1)] if position else None
-            span, ahead = span_around(sequence.spans, position), None
+            span, ahead = span_around(sequence.part or (), position), None
             if span is not None:
                 assert span[1] <= stop, f"{chunk.request_id}: a chunk that ends at {stop} cuts the span {span}"
                 ahead = [(tokens[i], embedding_at(sequence.features, i)) for i in range(*span)]
@@ -273,7 +280,7 @@ class FakeWorker:
             found = self._kv.get(self._slot(chunk, position))
             assert found == history[position], f"{chunk.request_id} reads another request's KV at position {position}"
         if self.window is not None:
-            self._check_window(chunk, history, sequence.spans)
+            self._check_window(chunk, history, sequence.part or ())
         if chunk.samples:
             result.sampled[chunk.request_id] = token_after(self._kv[self._slot(chunk, stop - 1)])
 
@@ -300,7 +307,7 @@ class FakeWorker:
         history = self._histories[sequence.request_id]
         for position in range(len(history), len(tokens)):
             before = history[-1] if history else None
-            history.append(kv_at(before, tokens, position, sequence.features, sequence.spans))
+            history.append(kv_at(before, tokens, position, sequence.features, sequence.part or ()))
         return history
 
     def _slot(self, chunk: SequenceChunk, position: int) -> int:

@@ -15,7 +15,7 @@ from corellm.engine.scheduler import Scheduler
 from corellm.engine.window_blocks import WindowBlocks, most_places
 from corellm.multimodal.inputs import MultiModalFeature, embedded_spans
 from corellm.worker.batch import ScheduledBatch, StepResult
-from tests.engine.fake_worker import VOCABULARY, FakeWorker, expected_output, make_feature, make_request
+from tests.engine.fake_worker import VOCABULARY, FakeWorker, expected_output, make_feature, make_request, spans_of
 
 MAX_PREEMPTIONS = 8
 LONGEST_PROMPT = 9 + 3 * (4 + 2) + 5
@@ -57,7 +57,7 @@ class Simulation:
             setup.block_size,
             enable_prefix_caching=setup.prefix_caching,
             num_host_blocks=setup.num_host_blocks,
-            windows=self._windows(),
+            make_users=lambda pool: self._windows(),
         )
         self.encoder_cache = EncoderCache(setup.encoder_capacity, setup.encoder_step)
         self.scheduler = Scheduler(
@@ -79,14 +79,14 @@ class Simulation:
         self.num_ahead = 0
         self._ahead: tuple[ScheduledBatch, StepResult] | None = None
 
-    def _windows(self) -> WindowBlocks | None:
+    def _windows(self) -> list[WindowBlocks]:
         """As few places as the scheduler can do with."""
         setup = self.setup
         if setup.window is None:
-            return None
+            return []
         step_tokens = setup.max_num_batched_tokens + min(LONGEST_PROMPT, setup.max_model_len)  # of a span beyond it
         places = min(most_places(setup.window, setup.block_size, setup.max_num_seqs, step_tokens), setup.num_blocks)
-        return WindowBlocks(setup.num_blocks, places, setup.block_size, setup.window)
+        return [WindowBlocks(setup.num_blocks, places, setup.block_size, setup.window)]
 
     def add(self, *requests: Request) -> None:
         for request in requests:
@@ -166,7 +166,7 @@ class Simulation:
             return
         chunk, stop = batch.chunks[-1], batch.chunks[-1].start + batch.chunks[-1].num_tokens
         assert batch.num_tokens - chunk.num_tokens < self.setup.max_num_batched_tokens, "token budget exceeded"
-        spans = self.scheduler.requests[chunk.request_id].spans
+        spans = spans_of(self.scheduler.requests[chunk.request_id])
         assert any(first <= chunk.start and stop == end for first, end in spans), "token budget exceeded"
 
     def check_integrity(self) -> None:

@@ -14,7 +14,7 @@ from corellm.config import SchedulerConfig
 from corellm.engine.block_hash import extend_block_hashes
 from corellm.engine.block_manager import BlockManager
 from corellm.engine.encoder_cache import EncoderCache
-from corellm.engine.encoder_prompt import EncoderPrompt
+from corellm.engine.encoder_prompt import EncoderPrompt, StateBlocks
 from corellm.engine.request import Request, RequestStatus
 from corellm.engine.scheduler import Scheduler
 from corellm.errors import PromptTooLongError
@@ -44,7 +44,7 @@ def make_request(
         SamplingParams(max_tokens=max_tokens, ignore_eos=True),
         features,
         cache_salt=cache_salt,
-        encoder_prompt=EncoderPrompt.of(encoder, count, features, cache_salt),
+        part=EncoderPrompt.of(encoder, count, features, cache_salt),
     )
 
 
@@ -54,7 +54,13 @@ def make_scheduler(
     """Blocks of four tokens; eight embeddings of items a step."""
     return Scheduler(
         replace(SchedulerConfig(), **config),
-        BlockManager(num_blocks, BLOCK, enable_prefix_caching=caching, num_host_blocks=host),
+        BlockManager(
+            num_blocks,
+            BLOCK,
+            enable_prefix_caching=caching,
+            num_host_blocks=host,
+            make_users=lambda pool: [StateBlocks(pool, BLOCK, enable_caching=caching)],
+        ),
         EncoderCache(16, 8),
         max_model_len=64,
         max_num_seqs=8,
@@ -75,7 +81,7 @@ class Worker:
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.digests = {
-            request.request_id: request.encoder_prompt.digest for request in requests if request.encoder_prompt
+            request.request_id: request.part.digest for request in requests if isinstance(request.part, EncoderPrompt)
         }
         self.written: dict[int, tuple[bytes, int]] = {}
         self.host: dict[int, tuple[bytes, int] | None] = {}
@@ -93,10 +99,10 @@ class Worker:
             for block in chunk.block_table[chunk.start // BLOCK : -(-(chunk.start + chunk.num_tokens) // BLOCK)]:
                 self.written.pop(block, None)  # the decoder's own
         for chunk in batch.chunks:
-            assert chunk.states is not None
-            table, digest = chunk.states.block_table, self.digests[chunk.request_id]
-            assert len(table) == -(-chunk.states.num_states // BLOCK)
-            if chunk.states.encodes:
+            (states,) = chunk.notes
+            table, digest = states.block_table, self.digests[chunk.request_id]
+            assert len(table) == -(-states.num_states // BLOCK)
+            if states.encodes:
                 self.encoded.append(chunk.request_id)
                 self.written |= {block: (digest, index) for index, block in enumerate(table)}
             assert [self.written.get(block) for block in table] == [(digest, index) for index in range(len(table))]
@@ -126,13 +132,12 @@ def test_states_have_blocks_of_their_own_until_the_end() -> None:
     scheduler.add_request(request)
     batch = scheduler.schedule()
     (chunk,) = batch.chunks
-    assert (chunk.num_tokens, chunk.states and chunk.states.encodes) == (2, True)
-    assert batch.new[0].encoder_token_ids == range(9)
+    assert (chunk.num_tokens, [note.encodes for note in chunk.notes]) == (2, [True])
+    assert batch.new[0].part == range(9)
     assert scheduler.blocks.num_free_blocks == 20 - 4
     worker.run(scheduler, batch)
     (chunk,) = scheduler.schedule().chunks
-    assert chunk.states is not None
-    assert not chunk.states.encodes
+    assert [note.encodes for note in chunk.notes] == [False]
     scheduler.finish_requests(["a"], RequestStatus.FINISHED_ABORTED)
     assert scheduler.blocks.num_free_blocks == 20
     scheduler.blocks.check_integrity()
@@ -146,7 +151,7 @@ def test_equal_prompts_share_their_states() -> None:
     assert worker.encoded == ["a"]
     assert (first.num_cached_tokens, twin.num_cached_tokens) == (0, 9)
     others = [make_request("c", range(9)), make_request("d", range(9), cache_salt="x"), make_request("e", range(10))]
-    worker.digests |= {r.request_id: r.encoder_prompt.digest for r in others if r.encoder_prompt}
+    worker.digests |= {r.request_id: r.part.digest for r in others if isinstance(r.part, EncoderPrompt)}
     for request in others:
         scheduler.add_request(request)
     while scheduler.has_unfinished_requests():

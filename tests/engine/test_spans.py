@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corellm import hookspecs
-from corellm.engine.spans import longest_span, spans_of, without_cutting
+from corellm.engine.spans import without_cutting
+from corellm.engine.stated_spans import longest_span, spans_of
 from corellm.errors import ContractError, ProcessingError, PromptTooLongError
 from corellm.hookspecs import hookimpl
 from corellm.multimodal import embedded_spans
@@ -135,7 +136,7 @@ def test_items_of_one_span_must_fit_one_step() -> None:
 def test_a_span_longer_than_planned_is_refused() -> None:
     """Memory is planned for the longest span of the largest items; adjacent items may make a longer one."""
     simulation = Simulation(Setup())
-    simulation.scheduler.limits = replace(simulation.scheduler.limits, longest_span=6)
+    simulation.scheduler.limits = replace(simulation.scheduler.limits, longest_whole=6)
     long = make_request("long", [1] * 12, spans=[(0, 6), (6, 12)], max_tokens=1, ignore_eos=True)
     longer = make_request("longer", [1] * 12, spans=[(2, 9)], max_tokens=1)
     simulation.add(long, longer)

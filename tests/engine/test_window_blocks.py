@@ -17,13 +17,15 @@ BLOCK = 4
 def manager(num_places: int, window: int = 6, num_blocks: int = 40, num_host_blocks: int = 0) -> BlockManager:
     """Blocks of four tokens."""
     windows = WindowBlocks(num_blocks, num_places, BLOCK, window)
-    return BlockManager(num_blocks, BLOCK, enable_prefix_caching=True, num_host_blocks=num_host_blocks, windows=windows)
+    return BlockManager(
+        num_blocks, BLOCK, enable_prefix_caching=True, num_host_blocks=num_host_blocks, make_users=lambda _: [windows]
+    )
 
 
 def compute(blocks: BlockManager, request: Request, stop: int) -> dict[int, int]:
     """Compute a request up to `stop`; return the places that changed."""
     blocks.reach(request, request.num_computed_tokens, stop)
-    changes = dict(blocks.take_window_changes())
+    changes = dict(blocks.take_messages().get("windows", ()))
     request.num_computed_tokens = stop
     blocks.mark_computed(request)
     blocks.check_integrity()
@@ -130,21 +132,21 @@ def test_places_never_run_out(window: int, block_size: int, lens: list[int], bud
     """With as many as `most_places` says: any sequences, any chunks within a step's tokens, in any order."""
     windows = WindowBlocks(1000, most_places(window, block_size, len(lens), budget), block_size, window)
     tables = [list(range(1 + 100 * i, 1 + 100 * i + 60)) for i in range(len(lens))]
-    computed = [0] * len(lens)
-    while computed != lens:
+    requests = [make_request(str(i), [1]) for i in range(len(lens))]
+    while (computed := [request.num_computed_tokens for request in requests]) != lens:
         left = budget
         chunks = []
         for i in data.draw(st.permutations(range(len(lens)))):
             count = min(left, lens[i] - computed[i], data.draw(st.integers(0, budget)))
             if count:
-                windows.hold(str(i), tables[i], computed[i], computed[i] + count)
+                windows.reach(str(i), tables[i], computed[i], computed[i] + count)
                 chunks.append((i, count))
                 left -= count
         if not chunks:
             i = next(i for i, length in enumerate(lens) if computed[i] < length)
-            windows.hold(str(i), tables[i], computed[i], computed[i] + 1)
+            windows.reach(str(i), tables[i], computed[i], computed[i] + 1)
             chunks.append((i, 1))
         for i, count in chunks:
-            computed[i] += count
-            windows.let_go(str(i), computed[i])
+            requests[i].num_computed_tokens += count
+            windows.computed(requests[i])
         windows.check_integrity()

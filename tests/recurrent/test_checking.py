@@ -168,7 +168,7 @@ def test_a_flat_batch_is_split_by_sequences(kind: type[Sums]) -> None:
     states, hidden = _make(mixer, max_num_seqs=4), torch.randn(9, WIDTH, generator=torch.Generator().manual_seed(1))
 
     def run(*chunks: SequenceChunk, tokens: Tensor, commit: bool = True) -> Tensor:
-        with states.running(chunks):
+        with states.running(None, chunks):
             output: Tensor = mixer(hidden_states=tokens[None], cache_params=None, paged="ignored")[0]
         if commit:
             states.commit()
@@ -196,5 +196,5 @@ def test_a_call_outside_of_a_step_or_of_other_tokens_is_an_error() -> None:
     states = _make(mixer)
     with pytest.raises(ContractError, match=r"Sums \(mixer\) .* \[1, 2, 4\]"):
         mixer(torch.zeros(1, 2, WIDTH))
-    with states.running([_chunk("a", 0, 3)]), pytest.raises(ContractError, match="3 tokens"):
+    with states.running(None, [_chunk("a", 0, 3)]), pytest.raises(ContractError, match="3 tokens"):
         mixer(torch.zeros(1, 2, WIDTH))

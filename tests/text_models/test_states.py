@@ -50,8 +50,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
 
 
 def _states(llm: LLM) -> RecurrentStates:
-    states = llm.engine.runner.recurrent
-    assert states is not None
+    (states,) = (part for part in llm.engine.runner.parts if isinstance(part, RecurrentStates))
     return states
 
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from corellm.sampling_params import SamplingParams
 from corellm.worker.batch import NewSequence, SequenceChunk
-from corellm.worker.input_batch import lay_out
+from corellm.worker.input_batch import StepArrays, lay_out
+from corellm.worker.parts.spans import Spans
 from corellm.worker.sampling_state import SamplingState
 from corellm.worker.sequence_state import SequenceState
 
@@ -76,21 +77,26 @@ def test_mrope_positions_and_decode_offset() -> None:
     assert flat.positions[:, 0].tolist() == [[9, 1, 2, 3, 4], [9, 2, 2, 3, 4], [9, 1, 2, 3, 4]]
 
 
+def with_spans(chunks: list[SequenceChunk], states: list[SequenceState], *, windows_cut: bool = True) -> StepArrays:
+    """The arrays of a step of a model that has spans."""
+    return Spans(frozenset(), windows_cut=windows_cut).lay_out(lay_out(chunks, states, 1), chunks, states)
+
+
 def test_tokens_of_a_span_see_it_to_its_end() -> None:
     """Of a chunk that has it, also where the prefix cache had its beginning; all others see up to themselves."""
     state, other = make_state(12), make_state(4)
-    state.sequence.spans = [(2, 5), (7, 10)]
+    state.sequence.part = [(2, 5), (7, 10)]
     table = list(range(1, 13))
     decode = SequenceChunk("o", 3, 1, [5], table, samples=True)
     within = SequenceChunk("r", 3, 7, [5] * 7, table, samples=False)
-    flat = lay_out([decode, within], [other, state], 1).to(CPU)
+    flat = with_spans([decode, within], [other, state]).to(CPU)
     assert flat.metadata.visible_lens is not None
     assert flat.metadata.visible_lens.tolist() == [4, 5, 5, 6, 7, 10, 10, 10]
     assert flat.metadata.span_starts is None
-    uncut = lay_out([decode, within], [other, state], 1, windows_cut_spans=False).to(CPU)
+    uncut = with_spans([decode, within], [other, state], windows_cut=False).to(CPU)
     assert uncut.metadata.span_starts is not None
     assert uncut.metadata.span_starts.tolist() == [3, 2, 2, 5, 6, 7, 7, 7]
     before = SequenceChunk("r", 0, 2, [5] * 2, table, samples=False)
     behind = SequenceChunk("r", 10, 2, [5] * 2, table, samples=True)
-    assert lay_out([before], [state], 1).visible_lens is None
-    assert lay_out([behind], [state], 1).visible_lens is None
+    assert not with_spans([before], [state]).more
+    assert not with_spans([behind], [state]).more

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from corellm.engine.encoder_plan import item_slices
 from corellm.multimodal import MultiModalFeature, PlaceholderRange
 from corellm.sampling_params import SamplingParams
-from corellm.worker.batch import NewSequence, SequenceChunk
+from corellm.worker.batch import NewSequence, SequenceChunk, item_slices
 from corellm.worker.item_embeddings import select_embeddings
 from corellm.worker.sampling_state import SamplingState
 from corellm.worker.sequence_state import SequenceState

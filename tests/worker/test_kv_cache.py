@@ -10,8 +10,9 @@ import torch
 
 from corellm.config import CacheConfig
 from corellm.errors import ConfigError
-from corellm.worker.kv_cache import CacheBytes, KVCache, LayerLayout, block_bytes, choose_num_blocks, window_layers
+from corellm.worker.kv_cache import CacheBytes, KVCache, LayerLayout, block_bytes, choose_num_blocks
 from corellm.worker.memory import DeviceMemory
+from corellm.worker.parts.windows import window_layers
 
 BYTES = CacheBytes(100)
 MEMORY = DeviceMemory(torch.device("cpu"), 0.9)
@@ -47,7 +48,9 @@ def test_a_layer_has_a_window_only_if_all_that_share_its_keys_have() -> None:
 def test_swapping_layers_with_a_window_moves_places() -> None:
     """Keys and values go from a block's place to its host block, and back to its new place."""
     layout = {0: LayerLayout(1, 4, 4), 1: LayerLayout(1, 4, 4, window=8)}
-    cache = KVCache(layout, 9, 2, torch.float32, torch.device("cpu"), num_host_blocks=3, num_places=4)
+    cache = KVCache(
+        layout, 9, 2, torch.float32, torch.device("cpu"), num_host_blocks=3, num_places=4, placed_layers=frozenset({1})
+    )
     assert (len(cache.layers[0].key), len(cache.layers[1].key)) == (9, 4)
     cache.move([(5, 2), (6, 3)])
     cache.layers[0].key[5], cache.layers[1].key[2] = 1, 2
