@@ -63,7 +63,7 @@ class LLMEngine(NotPicklable):
         with collector_paused():
             located = located or locate(config.model)  # refuses without waiting for torch
             self.use = located.use
-            if self.use.engine_class is not type(self):
+            if (self.use.engine_class or LLMEngine) is not type(self):
                 raise ConfigError(
                     f"{config.model.model} is a model for {', '.join(self.use.tasks) or 'its own tasks'}, and this "
                     "command generates text; use corellm embed, corellm serve, or in Python LLM.embed, LLM.classify, "
@@ -119,7 +119,7 @@ class LLMEngine(NotPicklable):
         """Make the engine that a model needs from flat keyword arguments, `model=` at least."""
         config = EngineConfig.from_kwargs(**kwargs)
         located = locate(config.model)
-        return located.use.engine_class(config, located=located)
+        return (located.use.engine_class or LLMEngine)(config, located=located)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """A copy of the parameters for requests without any: the checkpoint's, unless `generation_config="none"`."""

@@ -15,7 +15,7 @@ from corellm.engine.truncation import truncated
 from corellm.errors import InvalidParameterError
 from corellm.sampling_params import SamplingParams, params_copy
 
-if TYPE_CHECKING:  # all but the engine import torch
+if TYPE_CHECKING:  # most import torch
     from corellm.config import EngineConfig
     from corellm.engine.llm_engine import LLMEngine
     from corellm.engine.loading import LoadedModel
@@ -27,6 +27,8 @@ if TYPE_CHECKING:  # all but the engine import torch
 class ModelUse:
     """Text generation, and the base of other uses."""
 
+    engine_class: type[LLMEngine] | None = None
+    """The engine that serves the model; None for `LLMEngine`."""
     runs_encoder_decoders = True
     adapt_class: Callable[[type[Any]], type[Any]] | None = None
     """Returns the class to load in place of a transformers class; None for that class."""
@@ -35,13 +37,6 @@ class ModelUse:
     def tasks(self) -> tuple[str, ...]:
         """The tasks that requests may have."""
         return ("generate",)
-
-    @property
-    def engine_class(self) -> type[LLMEngine]:
-        """The engine that serves the model."""
-        from corellm.engine.llm_engine import LLMEngine
-
-        return LLMEngine
 
     # --- the load ---------------------------------------------------------------------------------------------------
 
