@@ -59,7 +59,7 @@ def test_random_load_on_few_places_of_windows(window: int) -> None:
             encoder_step=None,
             max_model_len=80,
         )
-        windows = simulation.blocks._windows
+        (windows,) = simulation.blocks._users
         assert windows is not None
         fewest = min(fewest, windows.num_places / simulation.setup.num_blocks)
     assert fewest < 0.2, "these loads are meant to be short of places"

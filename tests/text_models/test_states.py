@@ -195,6 +195,7 @@ def test_the_log_says_what_is_off_and_what_states_take(
     with caplog.at_level(logging.INFO, logger="corellm"), model("JambaForCausalLM").engine(max_num_seqs=8):
         pass
     lines = [record.getMessage() for record in caplog.records]
-    assert sum("graphs are off" in line for line in lines) == 1
+    assert sum("prefix caching is off" in line for line in lines) == 1
+    assert sum("do not run as graphs" in line for line in lines) == 1
     assert sum("2 layers" in line and "8 at once" in line for line in lines) == 1
     assert sum("JambaMambaMixer: " in line for line in lines) == 1

@@ -200,7 +200,16 @@ def test_sizes() -> None:
 
 def arrays_of(num_seqs: int) -> StepArrays:
     one = np.arange(1, num_seqs + 1)
-    return StepArrays(one, one[None] + 20, one + 40, [1] * num_seqs, (one + 60).tolist(), np.tile(one[:, None] + 80, 2))
+    return StepArrays(
+        one,
+        one[None] + 20,
+        one + 40,
+        [1] * num_seqs,
+        (one + 60).tolist(),
+        np.tile(one[:, None] + 80, 2),
+        one + 59,
+        num_seqs,
+    )
 
 
 def test_padding_is_of_no_sequence() -> None:
