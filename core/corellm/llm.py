@@ -401,7 +401,7 @@ class LLM(Maintenance, NotPicklable):
                 while ready and (ready[0][1].done() or not self.engine.has_unfinished_requests()):
                     request_id, future, wanted = ready.popleft()
                     try:
-                        self.engine.add_request(request_id, future.result(), wanted, stream=False)
+                        self.engine.add_prepared(request_id, future.result(), wanted, stream=False)
                     except EngineDeadError:
                         raise
                     except CorellmError as error:

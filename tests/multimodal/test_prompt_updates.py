@@ -29,7 +29,7 @@ from corellm.multimodal.prompt_updates import (
     PromptReplacement,
     PromptUpdateDetails,
     apply_prompt_updates,
-    lone_targets,
+    replaced_targets,
 )
 
 SPECIAL = {"<s>": 1, "</s>": 2, "<image>": 32000, "<video>": 32001, "<nl>": 32002, "<img>": 32003, "</img>": 32004}
@@ -550,8 +550,8 @@ def test_long_prompts_are_cheap(filler):
 # --- what an expanded prompt holds none of ----------------------------------------------------------------------------
 
 
-def test_tokens_that_are_a_target_by_themselves():
-    """Of replacements alone, and only where the target is that one token for every item."""
+def test_targets_that_no_item_changes():
+    """Of replacements alone, and only where the target is the same for every item."""
     updates = [
         PromptReplacement("image", target=[IMAGE], replacement="a"),
         PromptReplacement("image", target="<nl><img>", replacement="a"),  # <img> may stand alone elsewhere
@@ -560,4 +560,4 @@ def test_tokens_that_are_a_target_by_themselves():
         PromptReplacement("video", target=start(), replacement="a"),
         PromptReplacement("video", target="<nl>", replacement="a"),
     ]
-    assert lone_targets(updates, tokenize) == {IMAGE, SPECIAL["<nl>"]}
+    assert replaced_targets(updates, tokenize) == [[IMAGE], [*tokenize("<nl><img>")], [SPECIAL["<nl>"]]]

@@ -325,7 +325,7 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
         if stream is None:
             return  # cancelled meanwhile
         try:
-            self.engine.add_request(name, processed, params, arrival_time=arrival_time)
+            self.engine.add_prepared(name, processed, params, arrival_time=arrival_time)
         except CorellmError as error:
             stream.put(with_request_id(error, stream.request_id))
         except Exception as error:  # no request may end the engine

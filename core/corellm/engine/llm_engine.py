@@ -158,44 +158,55 @@ class LLMEngine(NotPicklable):
             RequestFailedError: its items could not be processed; nothing was queued.
         """
         params = self.own_params(params)
-        processed, params = self.use.ready(
-            self._prepared(request_id, prompt),
-            params,
-            self.scheduler.limits.max_total_tokens,
-            self.input_processor,
-        )
-        bad_words_ids = self.input_processor.bad_words_ids(params)
-        part = self.input_processor.part_of(processed)
+        self._check_new(request_id)
+        try:
+            processed = self.input_processor.process(prompt)
+        except CorellmError as error:
+            raise with_request_id(error, request_id) from error.__cause__
+        self.add_prepared(request_id, processed, params, stream=stream, arrival_time=arrival_time)
+
+    def add_prepared(
+        self,
+        request_id: str,
+        prompt: ProcessedPrompt,
+        params: Any,
+        *,
+        stream: bool = True,
+        arrival_time: float | None = None,
+    ) -> None:
+        """Queue a request whose prompt is prepared, with parameters from `own_params`; otherwise like `add_request`."""
+        self._check_new(request_id)
+        prompt, params = self.use.ready(prompt, params, self.scheduler.limits.max_total_tokens, self.input_processor)
         queued_ts = time.monotonic()
-        arrival = queued_ts if arrival_time is None else arrival_time
-        requests = [
+        requests = self.requests_of(prompt, params, queued_ts if arrival_time is None else arrival_time)
+        kind = params.output_kind if stream else RequestOutputKind.FINAL_ONLY
+        self._enqueue(request_id, prompt, requests, kind, queued_ts)
+
+    def _check_new(self, request_id: str) -> None:
+        check_process()
+        _ = self.runner  # raises if the engine was shut down
+        if request_id in self.output_processor:
+            raise InvalidParameterError(f"request id {request_id!r} is running already", param="request_id")
+
+    def requests_of(self, prompt: ProcessedPrompt, params: Any, arrival_time: float) -> list[Request]:
+        """Return the requests that a caller's becomes: one for each completion."""
+        bad_words_ids = self.input_processor.bad_words_ids(params)
+        part = self.input_processor.part_of(prompt)
+        return [
             Request(
                 request_id=str(next(self._ids)),
-                prompt_token_ids=processed.own_token_ids,
+                prompt_token_ids=prompt.own_token_ids,
                 sampling_params=params if params.n == 1 else params.child(index),
-                features=processed.features,
+                features=prompt.features,
                 eos_token_ids=self._eos_token_ids,
-                priority=processed.priority,
-                cache_salt=processed.cache_salt,
-                arrival_time=arrival,
+                priority=prompt.priority,
+                cache_salt=prompt.cache_salt,
+                arrival_time=arrival_time,
                 bad_words_ids=bad_words_ids,
                 part=part.fresh(),
             )
             for index in range(params.n)
         ]
-        kind = params.output_kind if stream else RequestOutputKind.FINAL_ONLY
-        self._enqueue(request_id, processed, requests, kind, queued_ts)
-
-    def _prepared(self, request_id: str, prompt: Any) -> ProcessedPrompt:
-        """The prompt of a request that is to be queued; raises as `add_request`."""
-        check_process()
-        _ = self.runner  # raises if the engine was shut down
-        if request_id in self.output_processor:
-            raise InvalidParameterError(f"request id {request_id!r} is running already", param="request_id")
-        try:
-            return self.input_processor.process(prompt)
-        except CorellmError as error:
-            raise with_request_id(error, request_id) from error.__cause__
 
     @atomic
     def _enqueue(

@@ -27,11 +27,14 @@ if TYPE_CHECKING:  # most import torch
 class ModelUse:
     """Text generation, and the base of other uses."""
 
-    engine_class: type[LLMEngine] | None = None
-    """The engine that serves the model; None for `LLMEngine`."""
     runs_encoder_decoders = True
     adapt_class: Callable[[type[Any]], type[Any]] | None = None
     """Returns the class to load in place of a transformers class; None for that class."""
+
+    @property
+    def engine_class(self) -> type[LLMEngine] | None:
+        """The engine that serves the model; None for `LLMEngine`."""
+        return None
 
     @property
     def tasks(self) -> tuple[str, ...]:

@@ -81,6 +81,12 @@ class MultiModalProcessor:
         return other
 
     @cached_property
+    def _changes_text(self) -> bool:
+        """Whether the tokens of a prompt without items may change: an adapter or an extension has the hook for it."""
+        hook: Any = self.hooks.apply_hf_processor_tokens_only
+        return any(not found.trylast for found in hook.get_hookimpls())
+
+    @cached_property
     def _parser(self) -> DataParser:
         return self._parser_with(self.config, self._pool)
 
@@ -136,6 +142,8 @@ class MultiModalProcessor:
             ProcessingError: the adapter or the processor raised.
             ContractError: a hook returned something that its specification does not allow.
         """
+        if not (mm_data or mm_kwargs or uuids) and not self._changes_text and self.profile.marks.isdisjoint(token_ids):
+            return list(token_ids), []
         names = read_uuids(uuids)
         items = self.parse(with_uuid_items(mm_data, names), names)
         placeholders = self.profile.placeholder_token_ids

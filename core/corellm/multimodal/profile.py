@@ -17,7 +17,7 @@ from corellm.multimodal.hook_results import adapter_errors, call_hook
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.items import MultiModalItems
 from corellm.multimodal.parsing import DataParser
-from corellm.multimodal.prompt_updates import PromptUpdate, lone_targets, targets_without
+from corellm.multimodal.prompt_updates import PromptUpdate, replaced_targets, targets_without
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,8 @@ class DummyProfile:
     not hold them. Empty if the adapter cannot name them without an item."""
     replaced_token_ids: Collection[int]
     """Tokens that are such a target by themselves: none reaches the model, so it need not have an embedding of them."""
+    marks: frozenset[int]
+    """Tokens without which a prompt has neither a placeholder nor such a target."""
 
 
 def measure_profile(
@@ -109,8 +111,10 @@ def measure_profile(
             max_embeds[modality] = max(max_embeds[modality], most)
             max_tokens[modality] = max(max_tokens[modality], most)
     targets = _other_targets(hooks, limits, tokenize, token_modality)
-    replaced = lone_targets(targets, tokenize)
-    return DummyProfile(max_tokens, max_embeds, token_modality, features, prompts, targets, replaced)
+    replaced = replaced_targets(targets, tokenize)
+    lone = frozenset(tokens[0] for tokens in replaced if len(tokens) == 1)  # an expanded prompt holds none of them
+    marks = frozenset([*token_modality, *(tokens[0] for tokens in replaced)])
+    return DummyProfile(max_tokens, max_embeds, token_modality, features, prompts, targets, lone, marks)
 
 
 @contextmanager

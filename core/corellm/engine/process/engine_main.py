@@ -93,7 +93,7 @@ class EngineLoop:
             salt, priority = message.cache_salt, message.priority
             prompt = ProcessedPrompt(None, message.token_ids, features, salt, priority, decoder=message.decoder)
             params: Any = message.pooling_params or message.params
-            self._engine.add_request(message.request_id, prompt, params, arrival_time=message.arrival_time)
+            self._engine.add_prepared(message.request_id, prompt, params, arrival_time=message.arrival_time)
         except Exception as error:  # no request may end the engine
             logger.debug("a request was refused", exc_info=True)
             self._send([Delta(message.request_id, [], True, fault=to_fault(error))])

@@ -136,7 +136,7 @@ class RemoteEngine:
         """False: no step is to be made in this process."""
         return False
 
-    def add_request(
+    def add_prepared(
         self,
         request_id: str,
         prompt: ProcessedPrompt,
@@ -144,7 +144,7 @@ class RemoteEngine:
         *,
         arrival_time: float,
     ) -> None:
-        """As `LLMEngine.add_request`, for a prepared prompt; what the engine refuses comes as an output.
+        """As `LLMEngine.add_prepared`; what the engine refuses comes as an output.
 
         Raises:
             RequestError: the request is wrong; nothing was sent.

@@ -4,7 +4,7 @@
 each item's place in a prompt, `mismatch` explains prompts that do not match the items. None imports torch.
 """
 
-from corellm.multimodal.prompt_updates.binding import apply_prompt_updates, lone_targets, targets_without
+from corellm.multimodal.prompt_updates.binding import apply_prompt_updates, replaced_targets, targets_without
 from corellm.multimodal.prompt_updates.resolution import NoEmbeddingError
 from corellm.multimodal.prompt_updates.updates import (
     PromptIndexTarget,
@@ -26,6 +26,6 @@ __all__ = [
     "PromptUpdate",
     "PromptUpdateDetails",
     "apply_prompt_updates",
-    "lone_targets",
+    "replaced_targets",
     "targets_without",
 ]

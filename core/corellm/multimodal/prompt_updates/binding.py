@@ -82,12 +82,11 @@ def targets_without(
     ]
 
 
-def lone_targets(updates: Iterable[PromptUpdate], tokenize: Callable[[str], Sequence[int]]) -> frozenset[int]:
-    """Return the tokens that are by themselves a target which is replaced: an expanded prompt holds none of them."""
+def replaced_targets(updates: Iterable[PromptUpdate], tokenize: Callable[[str], Sequence[int]]) -> list[Sequence[int]]:
+    """Return the tokens of each target that is replaced and that no item changes."""
     resolver = PromptResolver(tokenize)
     fixed = [resolver.fixed_target(update) for update in updates if isinstance(update, PromptReplacement)]
-    targets = [as_token_ids(target.chars) for target in fixed if target is not None and target.kind == "tokens"]
-    return frozenset(tokens[0] for tokens in targets if len(tokens) == 1)
+    return [as_token_ids(target.chars) for target in fixed if target is not None and target.kind == "tokens"]
 
 
 class _Binder:

@@ -5,15 +5,15 @@ Everything else is `LLMEngine`: the same scheduler, prompts, items and steps.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, cast
 
 from corellm.config import EngineConfig
+from corellm.engine.input_processor import ProcessedPrompt
 from corellm.engine.llm_engine import LLMEngine
 from corellm.engine.locating import LocatedModel
 from corellm.engine.output_processor import OutputProcessor
 from corellm.engine.request import Request
-from corellm.sampling_params import RequestOutputKind, SamplingParams
+from corellm.sampling_params import SamplingParams
 from corellm_pooling.outputs import PooledOutputs
 
 if TYPE_CHECKING:  # imports torch
@@ -50,34 +50,24 @@ class PoolingEngine(LLMEngine):
         self.pooler.check(params)
         return params
 
-    def add_request(
-        self,
-        request_id: str,
-        prompt: Any,
-        params: Any = None,
-        *,
-        stream: bool = True,
-        arrival_time: float | None = None,
-    ) -> None:
-        """Queue a request; arguments as of `LLMEngine.add_request`, with a `PoolingParams` for `params`."""
-        params = self.own_params(params)
-        processed, params = self.use.ready(
-            self._prepared(request_id, prompt),
-            params,
-            self.scheduler.limits.max_total_tokens,
-            self.input_processor,
-        )
-        queued_ts = time.monotonic()
-        request = Request(
-            request_id=str(next(self._ids)),
-            prompt_token_ids=processed.token_ids,
-            sampling_params=_NO_SAMPLING,
-            features=processed.features,
-            priority=processed.priority,
-            cache_salt=processed.cache_salt,
-            arrival_time=queued_ts if arrival_time is None else arrival_time,
-            prompt_task=params,
-            part=self.input_processor.part_of(processed),
-            needs_every_row=self.pooler.needs_every_row(params, processed.token_ids),
-        )
-        self._enqueue(request_id, processed, [request], RequestOutputKind.FINAL_ONLY, queued_ts)
+    def requests_of(self, prompt: ProcessedPrompt, params: Any, arrival_time: float) -> list[Request]:
+        """Return the request of a prompt, which ends with it.
+
+        Raises:
+            InvalidParameterError: the pooler cannot do what the parameters ask for.
+        """
+        self.pooler.check(params)
+        return [
+            Request(
+                request_id=str(next(self._ids)),
+                prompt_token_ids=prompt.token_ids,
+                sampling_params=_NO_SAMPLING,
+                features=prompt.features,
+                priority=prompt.priority,
+                cache_salt=prompt.cache_salt,
+                arrival_time=arrival_time,
+                prompt_task=params,
+                part=self.input_processor.part_of(prompt),
+                needs_every_row=self.pooler.needs_every_row(params, prompt.token_ids),
+            )
+        ]
