@@ -22,6 +22,7 @@ from corellm.errors import (
 )
 from corellm.hookspecs import hookimpl
 from corellm.multimodal import PromptReplacement, PromptUpdateDetails, dummy_audios, dummy_images, dummy_videos
+from corellm.multimodal.processor import MultiModalProcessor
 from tests.multimodal.toy import IMAGE, Toy, make, make_image
 
 
@@ -365,3 +366,24 @@ def test_what_the_processor_refuses_names_the_item(error: type[Exception]) -> No
     processor = make(type("Choosy", (Toy,), {"call_hf_processor": hookimpl(call)})())
     with pytest.raises(error, match=r"^image 1: too blue$"):
         processor.process([IMAGE] * 3, {"image": [make_image(2), make_image(7), make_image(3)]})
+
+
+class Plain(Toy):
+    """Leaves a prompt's text to the core's default."""
+
+    @hookimpl(trylast=True)
+    def apply_hf_processor_tokens_only(self, token_ids: list[int]) -> list[int]:
+        return token_ids
+
+
+def test_a_text_without_placeholders_takes_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is expanded where there is no item and nothing that stands for one; a placeholder is still found."""
+    short, long = make(Plain()), make(Toy())
+    _ = short.profile
+    assert short.process([1, 2, 300], {}) == long.process([1, 2, 300], {}) == ([1, 2, 300], [])
+    with pytest.raises(SurplusPlaceholderError):
+        short.process([1, IMAGE, 3], {})
+    monkeypatch.setattr(MultiModalProcessor, "_expand", lambda *_, **__: pytest.fail("it was expanded"))
+    assert short.process([1, 2, 300], {}) == ([1, 2, 300], [])
+    with pytest.raises(pytest.fail.Exception):
+        long.process([1, 2, 300], {})
