@@ -75,7 +75,6 @@ def test_unknown_argument_suggests_the_nearest() -> None:
         ("enable_prefix_caching", "no", "enable_prefix_caching .*'no'"),
         ("enable_chunked_prefill", 1, "enable_chunked_prefill"),
         ("max_num_seqs", 0, "max_num_seqs must be"),
-        ("scheduler_delay_factor", -0.1, "scheduler_delay_factor"),
         ("scheduling_policy", "lifo", "scheduling_policy .*fcfs, priority"),
         ("preemption_mode", "drop", "preemption_mode .*recompute, swap"),
         ("limit_mm_per_prompt", {"image": -1}, r"limit_mm_per_prompt\['image'\] "),

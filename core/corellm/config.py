@@ -206,8 +206,6 @@ class SchedulerConfig:
     `max_model_len`)."""
     enable_chunked_prefill: bool = True
     """Split long prompts over steps, decodes first; without it, waiting prompts run first, each in one step."""
-    scheduler_delay_factor: float = 0.0
-    """Without chunked prefill: wait this many durations of the last prompt step, so that more prompts share a step."""
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """First come first served, or by `priority` (lower first)."""
     preemption_mode: Literal["recompute", "swap"] = "recompute"
@@ -225,7 +223,6 @@ class SchedulerConfig:
         if self.encoder_cache_size is not None:
             _positive("encoder_cache_size", self.encoder_cache_size, minimum=0)
         _boolean("enable_chunked_prefill", self.enable_chunked_prefill)
-        _not_negative("scheduler_delay_factor", self.scheduler_delay_factor)
         _one_of("scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
         _one_of("preemption_mode", self.preemption_mode, ("recompute", "swap"))
 

@@ -38,7 +38,6 @@ class Setup:
     policy: Literal["fcfs", "priority"] = "fcfs"
     preemption: Literal["recompute", "swap"] = "recompute"
     prefix_caching: bool = True
-    delay_factor: float = 0.0
     window: int | None = None
     """Of a layer in which blocks have places of their own."""
 
@@ -63,7 +62,6 @@ class Simulation:
         self.scheduler = Scheduler(
             SchedulerConfig(
                 enable_chunked_prefill=setup.chunked,
-                scheduler_delay_factor=setup.delay_factor,
                 scheduling_policy=setup.policy,
                 preemption_mode=setup.preemption,
             ),

@@ -189,16 +189,6 @@ def test_queue_survives_an_id_that_is_used_again() -> None:
     assert [queue.pop().request_id for _ in range(2)] == ["b", "a"]
 
 
-def test_the_earliest_arrival_may_stand_behind_someone_more_urgent() -> None:
-    """What waits longest is found whether it goes first or not."""
-    queue = RequestQueue()
-    queue.push(ranked("humble", (5, 0), arrival_time=1.0))
-    queue.push(ranked("urgent", (0, 1), arrival_time=2.0))
-    assert queue.earliest_arrival == 1.0
-    queue.remove(queue.peek())
-    assert queue.earliest_arrival == 1.0
-
-
 def test_queue_forgets_removed_requests() -> None:
     """Aborting every waiting request frees its memory, but for a bounded rest."""
     queue = RequestQueue()

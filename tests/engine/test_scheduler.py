@@ -174,19 +174,6 @@ def test_whole_prompts_first_as_long_as_some_wait() -> None:
     simulation.run()
 
 
-def test_prompts_wait_for_more_of_them() -> None:
-    """With a delay factor of 3 and prompt steps of one second, a prompt starts more than 3 s after it came."""
-    simulation = simulate(chunked=False, delay_factor=3.0)
-    simulation.add(text("a", 4, 20))
-    assert shape(simulation.step()) == [("a", 0, 4)]  # nothing is running: no delay
-    simulation.add(text("b", 4, 2, arrival_time=simulation.now))
-    for expected in range(4, 8):
-        assert shape(simulation.step()) == [("a", expected, 1)]
-    simulation.add(text("c", 4, 2, arrival_time=simulation.now))
-    assert shape(simulation.step()) == [("b", 0, 4), ("c", 0, 4)]
-    simulation.run()
-
-
 def test_a_recomputed_sequence_longer_than_a_step_is_computed_in_several() -> None:
     """Without chunked prefill a preempted sequence may have outgrown the budget; it comes back all the same."""
     simulation = simulate(chunked=False, max_num_batched_tokens=6, num_blocks=9, block_size=4, prefix_caching=False)

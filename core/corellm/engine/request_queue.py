@@ -7,7 +7,6 @@ preempted request therefore returns to its old place, before all later ones.
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
 
 from corellm.engine.request import Request
 
@@ -23,7 +22,7 @@ class RequestQueue:
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[float, int], str]] = []
-        self._live: OrderedDict[str, Request] = OrderedDict()
+        self._live: dict[str, Request] = {}
 
     def __len__(self) -> int:
         return len(self._live)
@@ -52,11 +51,6 @@ class RequestQueue:
         if len(self._heap) > _COMPACT_ABOVE + 2 * len(self._live):
             self._heap = [entry for entry in self._heap if self._is_live(*entry)]
             heapq.heapify(self._heap)
-
-    @property
-    def earliest_arrival(self) -> float:
-        """Earliest arrival time: that of the first request, or of the one that has been in the queue longest."""
-        return min(self.peek().arrival_time, next(iter(self._live.values())).arrival_time)
 
     def _is_live(self, rank: tuple[float, int], request_id: str) -> bool:
         # An id may be reused once its request is finished: the stale entry has another rank.

@@ -22,7 +22,7 @@ from corellm.engine.admission import AdmissionLimits
 from corellm.engine.block_manager import BlockManager
 from corellm.engine.encoder_cache import EncoderCache
 from corellm.engine.encoder_plan import EncoderPlanner
-from corellm.engine.policies import Headroom, PromptDelay
+from corellm.engine.headroom import Headroom
 from corellm.engine.request import Request, RequestStatus
 from corellm.engine.request_queue import RequestQueue
 from corellm.engine.step_plan import StepPlan
@@ -106,7 +106,6 @@ class Scheduler:
         self.swapped = RequestQueue()
         self._encoders = EncoderPlanner(encoder_cache)
         self._headroom = Headroom(block_manager.capacity)
-        self._delay = PromptDelay(scheduler_config.scheduler_delay_factor, clock)
         self._clock = clock
         self._arrivals = itertools.count()
         self._released: list[str] = []
@@ -211,18 +210,18 @@ class Scheduler:
     def schedule(self) -> ScheduledBatch:
         """Decide what the next step computes. Its chunks are empty if nothing can run (or nothing is left to do)."""
         self._steps.clear()  # interrupted before their update
-        step = StepPlan(self.max_num_batched_tokens, self.blocks.block_size)
+        step = StepPlan(token_budget=self.max_num_batched_tokens, block_size=self.blocks.block_size)
         self._encoders.begin_step()
         if self.config.enable_chunked_prefill:
             self._schedule_together(step)
         else:
             self._schedule_prompts_first(step)
-        batch = step.seal()
-        batch.released, self._released = self._released, []
-        batch.freed_items = self.encoder_cache.take_freed()
-        batch.messages = self.blocks.take_messages()
+        step.seal()
+        step.released, self._released = self._released, []
+        step.freed_items = self.encoder_cache.take_freed()
+        step.messages = self.blocks.take_messages()
         self._steps.append(step)
-        return batch
+        return step
 
     def _schedule_together(self, step: StepPlan) -> None:
         """Chunked prefill: decodes first, then prefills as far as the budget goes, running ones before new ones."""
@@ -234,15 +233,11 @@ class Scheduler:
 
     def _schedule_prompts_first(self, step: StepPlan) -> None:
         """Without chunked prefill: whole prompts while any wait, else all decodes."""
-        self._delay.begin_step()
         self._continue_prefills(step, [request for request in self.running if not request.is_decoding])
-        if self.waiting and (not self.running or self._delay.allows(self.waiting)):
-            self._admit_waiting(step)
+        self._admit_waiting(step)
         if step.is_empty:
             self._schedule_decodes(step)
             self._resume_swapped(step)
-        else:
-            self._delay.prompts_started()
 
     def _schedule_decodes(self, step: StepPlan) -> list[Request]:
         """Schedule every decode that has room for its token or can be given it; returns the running prefills.
@@ -283,7 +278,7 @@ class Scheduler:
             copies = self.blocks.swap_in(request, reserve=self._reserve(request)) if num_tokens else None
             if copies is None:
                 return
-            step.batch.swap_in += copies
+            step.swap_in += copies
             self._start(self.swapped.pop(), step)
             self._add_chunk(request, num_tokens, items, step)
 
@@ -353,7 +348,7 @@ class Scheduler:
         return num_tokens, items
 
     def _add_chunk(self, request: Request, num_tokens: int, items: list[ItemSlice], step: StepPlan) -> None:
-        step.batch.encode += self._encoders.commit(request, items)
+        step.encode += self._encoders.commit(request, items)
         start = request.num_computed_tokens
         self.blocks.reach(request, start, start + num_tokens)
         block_table, notes = self.blocks.block_table(request.request_id), self.blocks.notes(request)
@@ -378,7 +373,7 @@ class Scheduler:
         if self.swapped or (self.waiting and len(self.running) < self.max_num_seqs) or not step.requests:
             return None
         going_on: list[Request] = []
-        for chunk, request in zip(step.batch.chunks, step.requests, strict=True):
+        for chunk, request in zip(step.chunks, step.requests, strict=True):
             if request.status is not RequestStatus.RUNNING or not chunk.samples or chunk.num_tokens != 1:
                 return None
             if request.can_run_ahead:
@@ -387,14 +382,14 @@ class Scheduler:
                 return None
         if not going_on or not all(self.blocks.allocate(request, 2) for request in going_on):
             return None
-        ahead = StepPlan(0, self.blocks.block_size)
+        ahead = StepPlan(token_budget=0, block_size=self.blocks.block_size)
         for request in going_on:
             self.blocks.reach(request, request.num_computed_tokens + 1, request.num_computed_tokens + 2)
             ahead.add_decode_ahead(request, self.blocks.block_table(request.request_id))
+        ahead.seal()
+        ahead.messages = self.blocks.take_messages()
         self._steps.append(ahead)
-        batch = ahead.seal()
-        batch.messages = self.blocks.take_messages()
-        return batch
+        return ahead
 
     def update(self, batch: ScheduledBatch, result: StepResult) -> list[Request]:
         """Take in the result of the oldest batch in flight.
@@ -403,7 +398,7 @@ class Scheduler:
             The requests that got a token or finished, in the order of the batch.
         """
         step = self._steps.popleft()
-        assert batch is step.batch, "updates come in the order in which steps were scheduled"
+        assert batch is step, "updates come in the order in which steps were scheduled"
         changed = []
         for chunk, request in zip(batch.chunks, step.requests, strict=True):
             if request.status is not RequestStatus.RUNNING:
@@ -436,8 +431,8 @@ class Scheduler:
             request.rank = (float("-inf"), request.rank[1])
         copies = self.blocks.swap_out(request) if self.config.preemption_mode == "swap" else None
         if copies is not None:
-            step.batch.swap_out += copies
-            step.batch.swapped.append(request.request_id)
+            step.swap_out += copies
+            step.swapped.append(request.request_id)
             request.status = RequestStatus.SWAPPED
             self.swapped.push(request)
         else:
@@ -484,6 +479,6 @@ class Scheduler:
     def _discard_failed_items(self, step: StepPlan, result: StepResult) -> None:
         """Forget the items of failed requests that this step encoded: the worker may not have them."""
         items = {request.request_id: request.features for request in step.requests}
-        for request_id, index in step.batch.encode:
+        for request_id, index in step.encode:
             if request_id in result.failed:
                 self.encoder_cache.discard(items[request_id][index].identifier)

@@ -10,16 +10,15 @@ from corellm.engine.request import Request
 from corellm.worker.batch import UNKNOWN, ItemSlice, NewSequence, ScheduledBatch, SequenceChunk
 
 
-@dataclass(slots=True)
-class StepPlan:
-    """The chunks scheduled so far, and what is left of the token budget.
+@dataclass(slots=True, eq=False, kw_only=True)
+class StepPlan(ScheduledBatch):
+    """A batch with the chunks scheduled so far, and what is left of the token budget.
 
     Once sealed, `requests[i]` is the request of `chunks[i]`: an id could be reused while the step is in flight.
     """
 
     token_budget: int
     block_size: int
-    batch: ScheduledBatch = field(default_factory=ScheduledBatch)
     has_preempted: bool = False
     prefix_hashes: set[bytes] = field(default_factory=set)
     """Blocks that prefill chunks of this step compute: a waiting request that needs one of them waits a step."""
@@ -41,7 +40,7 @@ class StepPlan:
             request.features, request.stop_token_ids, request.bad_words_ids, request.prompt_task,
             request.part.for_worker(),
         )  # fmt: skip
-        self.batch.new.append(sequence)
+        self.new.append(sequence)
 
     def add_decode(self, request: Request, block_table: list[int], notes: Sequence[Any]) -> None:
         """Schedule the last generated token, to sample the next."""
@@ -72,9 +71,8 @@ class StepPlan:
         request.part.count(self)
         self.prefix_hashes.update(request.block_hashes[start // self.block_size : -(-stop // self.block_size)])
 
-    def seal(self) -> ScheduledBatch:
+    def seal(self) -> None:
         """Order the chunks, decodes first."""
         entries = self.decodes + self.prefills
-        self.batch.chunks = [chunk for chunk, _ in entries]
+        self.chunks = [chunk for chunk, _ in entries]
         self.requests = [request for _, request in entries]
-        return self.batch

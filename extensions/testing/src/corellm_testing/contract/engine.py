@@ -46,7 +46,7 @@ class EngineRules(GreedyRules):
 
     @slow()
     def test_whole_prompts(self, subject: Subject, examination: Examination) -> None:
-        """Without chunked prefill, with a delay factor, swapped where memory is short, tokens are the same.
+        """Without chunked prefill, swapped where memory is short, tokens are the same.
 
         With the reference attention instead of the backend chosen here.
         """
@@ -54,7 +54,6 @@ class EngineRules(GreedyRules):
             subject,
             examination,
             enable_chunked_prefill=False,
-            scheduler_delay_factor=0.5,
             num_kv_blocks=-(-examination.longest // 32) + 2,
             block_size=32,
             max_model_len=examination.longest,
