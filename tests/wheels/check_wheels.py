@@ -132,7 +132,7 @@ def check_alone(plugin: str, work: Path, wheels: Wheels, rules: Sequence[str]) -
         run_quick = ("--contract-quick", "--collect-only", "--pyargs", "corellm_llava.contract")
         expect("--contract-quick left out", environment.python("-m", "pytest", *run_quick))
         check_without_extras(environment, work)
-        for command, folder in (("serve", "server"), ("batch", "server"), ("bench", "server")):
+        for command, folder in (("serve", "server"), ("batch", "server"), ("bench", "server"), ("embed", "pooling")):
             expect(f"pip install ./extensions/{folder}", environment.corellm(command, status=2))
         check_copy(environment, work, rules)
     if is_shown:
@@ -198,7 +198,27 @@ def check_server(work: Path, wheels: Wheels) -> None:
     expect("--max-num-seqs", environment.corellm("serve", "--help"))
 
 
-EXTENSIONS = {"corellm-server": check_server}
+def check_pooling(work: Path, wheels: Wheels) -> None:
+    """Check pooling with the core and one plugin: an embedding on the command line; no command without it."""
+    environment = installed(work / "pooling", ["corellm-pooling", "corellm-llava"], wheels)
+    expect("corellm-pooling", environment.corellm("plugins"))
+    expect('"embedding"', environment.corellm("embed", "demo", "a red star", "--format", "jsonl"))
+    environment.pip("uninstall", "--yes", "corellm-pooling")
+    code = "from corellm import LLM; LLM('demo').embed('a red star')"
+    expect("pip install ./extensions/pooling", environment.python("-c", code, status=1))
+    print("corellm-pooling: embeds, and is missed where it is not", flush=True)
+
+
+def check_testing(work: Path, wheels: Wheels) -> None:
+    """Check the tools of authors with the core alone: they start; the contract of a plugin is checked with each."""
+    environment = installed(work / "testing", ["corellm-testing"], wheels)
+    expect("corellm-testing", environment.corellm("plugins"))
+    expect("--html", environment.corellm("inspect", "--help"))
+    expect("--contract-quick", environment.python("-m", "pytest", "--help"))
+    print("corellm-testing: with the core alone", flush=True)
+
+
+EXTENSIONS = {"corellm-server": check_server, "corellm-pooling": check_pooling, "corellm-testing": check_testing}
 """The check of each extension, from its wheel."""
 
 
