@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from corellm.errors import MediaError, PromptError
 from corellm.multimodal.chat.fields import OPERATOR_ROLES
 from corellm.multimodal.chat.guarding import GUARD, Guard
-from corellm.multimodal.chat.reading import Part, read_messages
+from corellm.multimodal.chat.reading import Part, ReadMessages, read_messages
 from corellm.multimodal.items import GivenEmbeddings
 
 
@@ -40,7 +40,8 @@ def normalize_messages(messages: Any, guards: Guards) -> list[dict[str, Any]]:
     object, which templates expect.
 
     Args:
-        messages: dictionaries with `role` and `content` (text, parts, or None where the role allows it).
+        messages: dictionaries with `role` and `content` (text, parts, or None where the role allows it), or
+            `ReadMessages`.
         guards: for their text and all other fields.
 
     Raises:
@@ -52,7 +53,7 @@ def normalize_messages(messages: Any, guards: Guards) -> list[dict[str, Any]]:
         if isinstance(messages, str):
             hint = '; for a text give [{"role": "user", "content": "..."}]'
         raise PromptError(f"messages must be a non-empty list of {{role, content}}, got {messages!r:.100}{hint}")
-    read = read_messages(messages)
+    read = messages if isinstance(messages, ReadMessages) else read_messages(messages)
     normalized = [_normalized(message, f"messages[{i}]", guards.of(message["role"])) for i, message in enumerate(read)]
     _guard_borders(normalized, guards)
     return normalized
@@ -93,7 +94,7 @@ def _normalized_part(part: Part, guard: Guard) -> dict[str, Any]:
     media = part.value
     if isinstance(media, str) and media[:7].lower() == "file://":
         media = _path_of(media, part)
-    if part.are_embeddings:
+    if part.are_embeddings and not isinstance(media, GivenEmbeddings):
         media = GivenEmbeddings(media[0] if getattr(media, "ndim", None) == 3 and len(media) == 1 else media)
     named = {} if part.uuid is None else {"uuid": part.uuid}
     return {"type": part.modality, part.modality: media, **named}

@@ -21,9 +21,9 @@ _DATA_URL = re.compile(r"data:(image|video|audio)/", re.IGNORECASE)
 _MAX_UUID = 256
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Part:
-    """A part of a message's content."""
+    """A part of a message's content. Its media may be replaced by what they name."""
 
     where: str
     """`messages[i].content[j]`."""
@@ -35,9 +35,13 @@ class Part:
     are_embeddings: bool = False
 
 
+class ReadMessages(list[dict[str, Any]]):
+    """Messages that were read: their content is a list of `Part`."""
+
+
 def read_messages(
     messages: Sequence[Any], *, field: str = "messages", skip: int = 0, from_client: bool = False
-) -> list[dict[str, Any]]:
+) -> ReadMessages:
     """Messages with the fields that have an effect, and their content as a list of `Part`.
 
     Args:
@@ -51,10 +55,10 @@ def read_messages(
         MediaError: a media part without media.
     """
     last = len(messages) - 1
-    return [
+    return ReadMessages(
         _message(f"{field}[{i - skip}]", message, is_last=i == last, from_client=from_client)
         for i, message in enumerate(messages)
-    ]
+    )
 
 
 def _message(where: str, given: Any, *, is_last: bool, from_client: bool) -> dict[str, Any]:

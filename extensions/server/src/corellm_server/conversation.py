@@ -6,51 +6,44 @@ text: it is never searched for URLs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from corellm.errors import MultiModalError, RequestError
 from corellm.known_fields import FieldTable
 from corellm.multimodal.chat.fields import MESSAGES, OUTPUT_PARTS, PARTS
-from corellm.multimodal.chat.reading import Part, read_messages
+from corellm.multimodal.chat.reading import Part, ReadMessages, read_messages
 from corellm_server.errors import ApiError, as_api_error, unavailable
 from corellm_server.limits import RequestLimits
 
 
 @dataclass
-class Source:
-    """Media of a part, by what the client named them."""
-
-    where: str
-    """`messages[i].content[j]`."""
-    modality: str
-    part: dict[str, Any]
-    """The part as the engine gets it; its media are under its modality's name."""
-    are_embeddings: bool = False
-    """Whether the name is the media: precomputed embeddings, as base64."""
-
-    @property
-    def name(self) -> str | None:
-        """A `data:` URL, another URL or a path; None where the part has a uuid alone."""
-        name: str | None = self.part[self.modality]
-        return name
-
-
-@dataclass
 class CheckedMessages:
-    """Messages in the engine's form, and their media in order."""
+    """Messages that were read."""
 
-    messages: list[dict[str, Any]]
-    sources: list[Source]
+    messages: ReadMessages
     field: str = "messages"
     """Of the request, that has them."""
 
     @property
+    def texts(self) -> list[str]:
+        """All text, in order."""
+        return [part.value for part in self._parts if part.modality == "text"]
+
+    @property
+    def sources(self) -> list[Part]:
+        """The parts with media, in order."""
+        return [part for part in self._parts if part.modality != "text"]
+
+    @property
     def num_characters(self) -> int:
         """Characters of text, media not counted."""
-        parts = (part for message in self.messages for part in message["content"])
-        return sum(len(part["text"]) for part in parts if part["type"] == "text")
+        return sum(map(len, self.texts))
+
+    @property
+    def _parts(self) -> Iterator[Part]:
+        return (part for message in self.messages for part in message["content"])
 
     def located(self, error: MultiModalError) -> ApiError:
         """The error for an item, with the part that it came from."""
@@ -118,19 +111,15 @@ def check_messages(
     parts = sum(len(m["content"]) if isinstance(m.get("content"), list) else 1 for m in messages)
     if parts > limits.max_parts:
         raise ApiError(400, f"{field} has {parts} parts, {limits.max_parts} are allowed", param=field)
-    checked = CheckedMessages([], [], field)
     try:
-        read = read_messages(messages, field=field, skip=skip, from_client=True)
+        checked = CheckedMessages(read_messages(messages, field=field, skip=skip, from_client=True), field)
     except RequestError as error:
         raise as_api_error(error) from None
-    for message in read:
-        content = [_engine_part(part, checked.sources) for part in message["content"]]
-        checked.messages.append({**message, "content": content})
     check_counts(checked.sources, limits.max_items, item_limits)
     return checked
 
 
-def check_counts(sources: Sequence[Source], max_items: int, item_limits: Mapping[str, int | None]) -> None:
+def check_counts(sources: Sequence[Part], max_items: int, item_limits: Mapping[str, int | None]) -> None:
     """Check the numbers of items against the server's limit and the model's.
 
     Raises:
@@ -147,17 +136,6 @@ def check_counts(sources: Sequence[Source], max_items: int, item_limits: Mapping
             raise _wrong(source.where, f"this is item {count} of {source.modality}, and {limit} are allowed")
         if total > max_items:
             raise _wrong(source.where, f"this is item {total} of the conversation, and {max_items} are allowed")
-
-
-def _engine_part(part: Part, sources: list[Source]) -> dict[str, Any]:
-    """A part as the engine gets it; that of an item is added to the sources."""
-    made = {"type": part.modality, part.modality: part.value}
-    if part.modality == "text":
-        return made
-    if part.uuid is not None:
-        made["uuid"] = part.uuid
-    sources.append(Source(part.where, part.modality, made, part.are_embeddings))
-    return made
 
 
 def _wrong(where: str, message: str) -> ApiError:

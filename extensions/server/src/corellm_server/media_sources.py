@@ -15,8 +15,8 @@ from urllib.parse import unquote
 from corellm.errors import MediaError
 from corellm.fetching.url import is_remote
 from corellm.media.files import read_file
+from corellm.multimodal.chat.reading import Part
 from corellm.multimodal.items import GivenEmbeddings
-from corellm_server.conversation import Source
 from corellm_server.embeddings import read_embeddings
 from corellm_server.errors import ApiError
 from corellm_server.tasks import all_results
@@ -49,7 +49,7 @@ class MediaSources:
         self._root = None if root is None else Path(root).resolve()
         self._fetcher = fetcher
 
-    async def load(self, sources: Sequence[Source]) -> None:
+    async def load(self, sources: Sequence[Part]) -> None:
         """Replace the names in all parts; the first failure cancels the others.
 
         Raises:
@@ -57,23 +57,23 @@ class MediaSources:
         """
         await all_results(self._load(source) for source in sources if _needs_loading(source))
 
-    async def _load(self, source: Source) -> None:
+    async def _load(self, source: Part) -> None:
         try:
             load = self._embeddings if source.are_embeddings else self._content
-            source.part[source.modality] = await load(source)
+            source.value = await load(source)
         except MediaError as error:
             raise ApiError(error.status, f"{source.where}: {error}", param=source.where) from error
 
-    async def _embeddings(self, source: Source) -> GivenEmbeddings:
+    async def _embeddings(self, source: Part) -> GivenEmbeddings:
         if not self._takes_embeddings:
             raise MediaError(
                 f"type '{source.modality}_embeds': this server takes no precomputed embeddings; send the "
                 f"{source.modality} itself, or start it with --enable-mm-embeds"
             )
-        return await asyncio.to_thread(read_embeddings, source.name or "")
+        return await asyncio.to_thread(read_embeddings, source.value or "")
 
-    async def _content(self, source: Source) -> bytes:
-        name = source.name or ""
+    async def _content(self, source: Part) -> bytes:
+        name = source.value or ""
         if is_remote(name):
             if self._fetcher is None:
                 raise MediaError(
@@ -129,5 +129,5 @@ def _open_below(root: Path, inner: Path) -> int:
     return opened
 
 
-def _needs_loading(source: Source) -> bool:
-    return source.are_embeddings or (source.name is not None and source.name[:5].lower() != "data:")
+def _needs_loading(source: Part) -> bool:
+    return source.are_embeddings or (source.value is not None and source.value[:5].lower() != "data:")

@@ -7,16 +7,17 @@ engine or a response begins.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from corellm.errors import MultiModalError, PromptTooLongError, RequestError
+from corellm.multimodal.chat.reading import Part, ReadMessages
 from corellm.pooling_params import PoolingParams
 from corellm.sampling_params import SamplingParams
 from corellm.serving import CHEAP_CHARACTERS, EngineClient, PreparationPools, ProcessedPrompt
-from corellm_server.conversation import CheckedMessages, Source, check_counts, check_messages
+from corellm_server.conversation import CheckedMessages, check_counts, check_messages
 from corellm_server.errors import ApiError
 from corellm_server.exchange import Exchange
 from corellm_server.media_sources import Fetcher, MediaSources
@@ -60,7 +61,7 @@ class Preparation:
                 request.messages, self._config.limits, item_limits, field=request.FIELD, skip=request.num_instructions
             )
         )
-        await self.load(checked)
+        await self.load(checked.sources)
         return await self._checked(
             exchange, checked, mm_processor_kwargs=request.mm_processor_kwargs, priority=priority or 0, **options
         )
@@ -71,23 +72,19 @@ class Preparation:
         Raises:
             ApiError, CorellmError: what is wrong with it, or the model takes no audio.
         """
-        audio = {"type": "audio", "audio": content}
-        checked = CheckedMessages(
-            [{"role": "user", "content": [audio, {"type": "text", "text": instruction}]}],
-            [Source("file", "audio", audio)],
-            "file",
-        )
+        parts = [Part("file", "audio", content), Part("instruction", "text", instruction)]
+        checked = CheckedMessages(ReadMessages([{"role": "user", "content": parts}]), "file")
         check_counts(checked.sources, 1, self._client.input_processor.mm_processor.limits)
         return await self._checked(exchange, checked)
 
-    async def load(self, checked: CheckedMessages) -> None:
-        """Load the media that messages name.
+    async def load(self, parts: Sequence[Part]) -> None:
+        """Load the media that parts name.
 
         Raises:
             ApiError: names the part at fault.
         """
         with stage("fetch"):
-            await self._sources.load(checked.sources)
+            await self._sources.load(parts)
 
     async def rendered(
         self, exchange: Exchange, checked: CheckedMessages, template: str, *, priority: int | None

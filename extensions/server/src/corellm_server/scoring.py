@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from corellm.multimodal.chat.reading import ReadMessages
 from corellm.serving import ProcessedPrompt
 from corellm_pooling.late_interaction import DOCUMENT, QUERY
 from corellm_pooling.pairs import PLACES, join_pair, paired, text_pair
@@ -42,7 +43,7 @@ class Side:
     @property
     def text(self) -> str | None:
         """All of it, if it has no items."""
-        return None if self.checked.sources else "".join(part["text"] for part in self.checked.messages[0]["content"])
+        return None if self.checked.sources else "".join(self.checked.texts)
 
 
 class Scorer:
@@ -108,7 +109,7 @@ class Scorer:
             raise ApiError(
                 400, f"{where}: this is item {limit + 1} of the request, and {limit} are allowed", param=where
             )
-        await self._service.preparation.load(CheckedMessages([], sources))
+        await self._service.preparation.load(sources)
 
     async def _together(self, queries: list[Side], documents: list[Side]) -> tuple[list[float], list[Pooled]]:
         """Scores by a model that reads both of a pair."""
@@ -182,8 +183,7 @@ class Scorer:
 
     async def _rendered(self, where: str, sides: Sequence[Side], template: str) -> ProcessedPrompt:
         """A prompt of parts: their text is text, and items are where their parts are."""
-        messages = [side.checked.messages[0] for side in sides]
-        sources = [source for side in sides for source in side.checked.sources]
+        messages = ReadMessages(side.checked.messages[0] for side in sides)
         return await self._service.preparation.rendered(
-            self._exchange, CheckedMessages(messages, sources, where), template, priority=self._body.priority
+            self._exchange, CheckedMessages(messages, where), template, priority=self._body.priority
         )
