@@ -149,6 +149,13 @@ def test_unknown_params_suggest_the_nearest(params: type[Any], field: str, way_o
     assert "token_type_ids" not in str(caught.value)
 
 
+@pytest.mark.parametrize("params", [SamplingParams, PoolingParams])
+def test_params_have_names(params: type[Any]) -> None:
+    """A value without one is refused by a typed error, too."""
+    with pytest.raises(InvalidParameterError, match=f"{params.__name__} .* by name, got 0.5"):
+        params(0.5)
+
+
 def test_params_are_normalized() -> None:
     """What people write becomes one form."""
     params = SamplingParams(temperature=1e-9, top_k=-1, stop="end", stop_token_ids=[3], logit_bias={"5": 1})

@@ -55,8 +55,9 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 def argument_hint(name: str, known: Iterable[str]) -> str:
     """Return a hint for an unknown argument: the nearest known one, or all of them, and where others' are taken."""
     hint = suggestion(name, known)
-    is_near = hint.endswith("?")
-    return hint if is_near else f"{hint}; scripts written for vLLM run with `from corellm_vllm import LLM`"
+    if hint.endswith("?"):
+        return hint
+    return f"{hint}; scripts written for vLLM run with `from corellm_vllm import LLM` (extensions/vllm)"
 
 
 def _positive(name: str, value: Any, *, minimum: int = 1) -> None:

@@ -71,18 +71,21 @@ class Absent:
 
 
 class KnownFields:
-    """The base of a dataclass that refuses unknown fields, where it would raise a plain TypeError.
+    """The base of a dataclass with named fields that refuses others, where it would raise a plain TypeError.
 
     Fields that are left out of its `repr` are not for users, and are not suggested.
 
     Raises:
-        InvalidParameterError: an unknown field, with the nearest known one; `param` names the field.
+        InvalidParameterError: an unknown field, with the nearest known one; `param` names the field. Or a value without
+            a name.
     """
 
     __slots__ = ()
 
-    def __new__(cls, *_: Any, **given: Any) -> Self:
-        """Refuse unknown fields."""
+    def __new__(cls, *unnamed: Any, **given: Any) -> Self:
+        """Refuse unknown fields, and values without a name."""
+        if unnamed:
+            raise InvalidParameterError(f"{cls.__name__} takes its fields by name, got {unnamed[0]!r:.60}")
         known = {field.name: field.repr for field in fields(cls)}  # type: ignore[arg-type]  # subclasses are dataclasses
         for name in given:
             if name not in known:

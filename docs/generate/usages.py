@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import corellm_vllm
 from corellm_vllm.absent.engine import RENAMED
+from extensions.vllm.tests.kinds import KINDS
 
 if TYPE_CHECKING:
     from corellm.known_fields import Absent
@@ -248,6 +249,15 @@ def imports() -> str:
     return _table(
         ["from", "import"], [[_code(module), ", ".join(map(_code, names))] for module, names in modules().items()]
     )
+
+
+def scripts() -> str:
+    """Return a table of the kinds of scripts that vLLM's examples show, and what becomes of each."""
+    rows = [
+        [kind.like, "runs" if kind.error is None else f"refused: {_code(kind.error.__name__)}"]
+        for kind in KINDS.values()
+    ]
+    return _table(["like", "here"], rows)
 
 
 def renamed() -> str:

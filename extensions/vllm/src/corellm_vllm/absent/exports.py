@@ -29,6 +29,7 @@ def exports(module: str, homes: Mapping[str, str] | None = None) -> Callable[[st
         module: its name.
         homes: where its names come from, `module` or `module:name`; those that it defines itself are left out.
     """
+    known = homes or {}
 
     def find(name: str) -> Any:
         """Return what has the name.
@@ -38,8 +39,8 @@ def exports(module: str, homes: Mapping[str, str] | None = None) -> Callable[[st
                 an AttributeError.
             AttributeError: the same, of a name with underscores, for which Python's own protocols ask.
         """
-        if name in (homes or {}):
-            home, _, own = (homes or {})[name].partition(":")
+        if name in known:
+            home, _, own = known[name].partition(":")
             value = getattr(importlib.import_module(home), own or name)
             setattr(sys.modules[module], name, value)
             return value

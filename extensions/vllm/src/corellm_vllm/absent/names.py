@@ -158,6 +158,8 @@ MODULES: dict[str, Absent] = {
     "device_allocator": Absent((), NO_SLEEP),
     "distributed.kv_transfer": Absent((), NO_CONNECTORS),
     "distributed.weight_transfer": Absent((), NO_UPDATES),
+    "entrypoints.chat_utils": Absent((), "give the template with the conversation: chat(messages, chat_template=...)"),
+    "entrypoints.score_utils": Absent((), "give texts, or prompts with multi_modal_data"),
     "entrypoints.openai": Absent((), "the server is `corellm serve`, of corellm_server"),
     "envs": Absent((), "no environment variable says what an engine does; give arguments to LLM(...)"),
     "executor": Absent((), ONE_DEVICE),
