@@ -26,6 +26,8 @@ from corellm.errors import (
 )
 
 SCRIPTS = Path(__file__).parent / "scripts"
+_SECONDS = 600
+"""Time for one script; on a machine that does nothing else it takes some seconds."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,10 @@ def outcome(name: str, folder: Path) -> tuple[bool, str]:
     """Run a script in a process of its own; returns whether it ended as it should, and its row."""
     kind, script = KINDS[name], SCRIPTS / f"{name}.py"
     prepare(script, folder)
-    ended = subprocess.run([sys.executable, script], cwd=folder, capture_output=True, text=True, timeout=600)
+    try:
+        ended = subprocess.run([sys.executable, script], cwd=folder, capture_output=True, text=True, timeout=_SECONDS)
+    except subprocess.TimeoutExpired:
+        return False, f"FAILED   did not end within {_SECONDS} seconds"
     last = (ended.stderr.strip().splitlines() or [""])[-1]
     if kind.error is None:
         return ended.returncode == 0, "runs" if ended.returncode == 0 else f"FAILED   {last}"
