@@ -16,7 +16,7 @@ PARALLEL := -n $(PROCESSES) --dist loadscope --no-loadscope-reorder
 PIP = $(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --disable-pip-version-check
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train kernels test parity-torch parity-oldest kernels-test browser-test fuzz promises soak clients mutants mutants-touched changes docs docs-serve lint bench gpu-bench peers bench-peers families wheels-test wheels-test-full check clean
+.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train kernels test parity-torch parity-oldest kernels-test browser-test fuzz promises soak clients mutants mutants-touched changes docs docs-serve lint bench gpu-bench peers bench-peers families vllm-scripts wheels-test wheels-test-full check clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## */\t/' | expand -t 20
@@ -123,6 +123,9 @@ bench-peers: setup ## corellm beside those engines on this machine's CPU; ARGS=-
 
 families: setup  ## every kind of model that transformers maps, by the generic adapter; writes docs/run/kinds.md
 	$(BIN)/python -m tests.kinds
+
+vllm-scripts: setup ## scripts in the manner of vLLM's examples, each in a process of its own: a table of what runs; ARGS="chat embed" for some
+	$(BIN)/python -m extensions.vllm.tests.kinds $(ARGS)
 
 wheels-test: setup ## build the wheels, install them with --no-index into a clean environment, use them from outside
 	$(BIN)/python -m tests.wheels.check_wheels

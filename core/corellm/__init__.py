@@ -90,10 +90,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        from corellm.absent.names import NAMES
-        from corellm.absent.table import absent_name
-
-        raise absent_name("corellm", name, NAMES)
+        raise AttributeError(f"module 'corellm' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

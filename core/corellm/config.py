@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, fields
 from os import PathLike
 from typing import Any, Literal
 
-from corellm.absent.engine import ENGINE_ARGUMENTS
-from corellm.absent.table import check_absent
 from corellm.errors import ConfigError
 from corellm.fetching.settings import FetchSettings
 
@@ -52,6 +50,14 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     """Return a hint for an unknown name: the nearest known one, or all of them."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
+
+
+def argument_hint(name: str, known: Iterable[str]) -> str:
+    """Return a hint for an unknown argument: the nearest known one, or all of them, and where others' are taken."""
+    hint = suggestion(name, known)
+    if hint.endswith("?"):
+        return hint
+    return f"{hint}; scripts written for vLLM run with `from corellm_vllm import LLM` (extensions/vllm)"
 
 
 def _positive(name: str, value: Any, *, minimum: int = 1) -> None:
@@ -332,8 +338,7 @@ class EngineConfig:
     def from_kwargs(cls, *, model: Any = None, **kwargs: Any) -> EngineConfig:
         """Return a configuration from flat keyword arguments.
 
-        None stands for the default of fields that do not take None. Arguments of other engines are ignored if their
-        value asks for nothing (`corellm.absent.engine`).
+        None stands for the default of fields that do not take None.
 
         Raises:
             ConfigError: an unknown argument (with the nearest known one), or a value out of range.
@@ -348,9 +353,9 @@ class EngineConfig:
         known = {f.name: (room, f) for room, config in rooms.items() for f in fields(config)}
         chosen: dict[str, dict[str, Any]] = {room: {} for room in rooms}
         chosen["model"]["model"] = os.fspath(model) if isinstance(model, os.PathLike) else model
-        for name, value in check_absent("LLM", kwargs, ENGINE_ARGUMENTS, ConfigError).items():
+        for name, value in kwargs.items():
             if name not in known:
-                raise ConfigError(f"unknown engine argument {name!r}{suggestion(name, known)}")
+                raise ConfigError(f"unknown engine argument {name!r}{argument_hint(name, known)}")
             room, configured = known[name]
             if value is not None or "None" in str(configured.type):
                 chosen[room][name] = value

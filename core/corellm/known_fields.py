@@ -1,35 +1,91 @@
-"""Which fields there are, and refusing others by name: of a class's arguments, and of objects that clients send.
+"""Which arguments and fields there are, and refusing others by name: of calls, classes, objects that clients send.
 
-Knows dataclasses and tables; knows no field.
+Knows signatures, dataclasses and tables; knows no argument and no field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Self
+from functools import wraps
+from typing import Any, ParamSpec, Self, TypeVar
 
-from corellm.absent.table import Absent
-from corellm.config import suggestion
-from corellm.errors import InvalidParameterError
+from corellm.config import argument_hint, suggestion
+from corellm.errors import CorellmError, InvalidParameterError
 
 _COMPARED = 100
 """Characters of an unknown name that are compared with known ones: each takes a microsecond."""
+_PLAIN = (bool, int, float, str, list, tuple, dict)
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def refusing(
+    error: Callable[[str], CorellmError] = InvalidParameterError,
+    hint: Callable[[str, Iterable[str]], str] = argument_hint,
+) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
+    """Decorate a method: arguments that do not fit raise a typed error, where they would raise a plain TypeError.
+
+    Args:
+        error: what to raise for unknown arguments and for missing ones.
+        hint: what the message ends with, of an unknown name and all known ones.
+    """
+
+    def decorate(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+        signature = inspect.signature(method)
+        known = [name for name in signature.parameters if name != "self"]
+
+        @wraps(method)
+        def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as misfit:
+                owner = method.__qualname__.removesuffix(".__init__")
+                unknown = next((name for name in kwargs if name not in known), None)
+                told = f"; its arguments are {', '.join(known)}" if unknown is None else hint(unknown, known)
+                raise error(f"{owner}: {misfit}{told}") from None
+            return method(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+@dataclass(frozen=True)
+class Absent:
+    """An argument, field or name that corellm lacks."""
+
+    neutral: tuple[object, ...]
+    """Values under which it has no effect; any other is refused."""
+    instead: str
+    """Why, and what to use instead."""
+
+    def accepts(self, value: object) -> bool:
+        """Whether a value is neutral; a number is no truth value."""
+        return any(
+            value is neutral
+            or (isinstance(value, _PLAIN) and isinstance(value, bool) is isinstance(neutral, bool) and value == neutral)
+            for neutral in self.neutral
+        )
 
 
 class KnownFields:
-    """The base of a dataclass that refuses unknown fields, where it would raise a plain TypeError.
+    """The base of a dataclass with named fields that refuses others, where it would raise a plain TypeError.
 
     Fields that are left out of its `repr` are not for users, and are not suggested.
 
     Raises:
-        InvalidParameterError: an unknown field, with the nearest known one; `param` names the field.
+        InvalidParameterError: an unknown field, with the nearest known one; `param` names the field. Or a value without
+            a name.
     """
 
     __slots__ = ()
 
-    def __new__(cls, *_: Any, **given: Any) -> Self:
-        """Refuse unknown fields."""
+    def __new__(cls, *unnamed: Any, **given: Any) -> Self:
+        """Refuse unknown fields, and values without a name."""
+        if unnamed:
+            raise InvalidParameterError(f"{cls.__name__} takes its fields by name, got {unnamed[0]!r:.60}")
         known = {field.name: field.repr for field in fields(cls)}  # type: ignore[arg-type]  # subclasses are dataclasses
         for name in given:
             if name not in known:

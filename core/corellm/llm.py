@@ -15,8 +15,6 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-from corellm.absent.names import METHODS, REQUEST_ARGUMENTS
-from corellm.absent.table import absent_attribute, refusing
 from corellm.engine.at_exit import stop_at_exit
 from corellm.engine.chat_processor import AllowedSpecial
 from corellm.engine.input_processor import ProcessedPrompt
@@ -31,6 +29,7 @@ from corellm.errors import (
     MissingExtraError,
     RequestError,
 )
+from corellm.known_fields import refusing
 from corellm.outputs import RequestOutput
 from corellm.plugin.extensions import call_extensions
 from corellm.progress import Progress
@@ -98,7 +97,7 @@ class LLM(Maintenance, NotPicklable):
         ...     print(llm.generate(prompt, SamplingParams(temperature=0))[0].outputs[0].text)
     """
 
-    @refusing({}, ConfigError)
+    @refusing(ConfigError)
     def __init__(
         self,
         model: str | os.PathLike[str],
@@ -200,12 +199,7 @@ class LLM(Maintenance, NotPicklable):
         """
         return self.engine.get_default_sampling_params()
 
-    if not TYPE_CHECKING:  # or type checkers would accept every name
-
-        def __getattr__(self, name: str) -> Any:
-            raise absent_attribute("LLM", name, METHODS)
-
-    @refusing(REQUEST_ARGUMENTS)
+    @refusing()
     def generate(
         self,
         prompts: Any,
@@ -243,7 +237,7 @@ class LLM(Maintenance, NotPicklable):
         prepare = [partial(process, prompt, priority=p) for prompt, p in zip(listed, priorities, strict=True)]
         return self.run_prepared(prepare, self._params_of_each(sampling_params, len(prepare)), use_tqdm, on_error)
 
-    @refusing(REQUEST_ARGUMENTS)
+    @refusing()
     def chat(
         self,
         messages: Any,

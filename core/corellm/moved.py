@@ -26,6 +26,7 @@ MOVED = {
     "corellm.pooling": "corellm_pooling",
     "corellm.text_encoders": "corellm_pooling.text_encoders",
     "corellm.similarity": "corellm_pooling.similarity",
+    "corellm.absent": "corellm_vllm.absent",
 }
 """New names of packages by their old ones; the first that fits."""
 

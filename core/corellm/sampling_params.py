@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Self
 
-from corellm.absent.sampling import AbsentSampling
 from corellm.errors import InvalidParameterError
 from corellm.known_fields import KnownFields
 
@@ -95,7 +94,7 @@ class RequestOutputKind(Enum):
 
 
 @dataclass(kw_only=True, slots=True)
-class SamplingParams(KnownFields, AbsentSampling):
+class SamplingParams(KnownFields):
     """How to choose tokens, when to stop, and what to report.
 
     Order of operations on the logits of one position, as in `transformers` generation: allowed tokens, bad words,
@@ -103,7 +102,6 @@ class SamplingParams(KnownFields, AbsentSampling):
     top-p, min-p.
 
     Fields may be assigned: a request takes a copy, which is checked again and not affected by later assignments.
-    Arguments that only other engines have are accepted with their neutral value.
 
     Raises:
         InvalidParameterError: an unknown field, or a value out of range or of the wrong type; `param` names the field.
@@ -167,7 +165,6 @@ class SamplingParams(KnownFields, AbsentSampling):
     """What the outputs of `AsyncLLM` hold; `LLM` gives everything at the end."""
 
     def __post_init__(self) -> None:
-        self._check_absent()
         self._check_distribution()
         self._check_choice()
         self._check_length()

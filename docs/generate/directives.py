@@ -7,9 +7,11 @@
     errors                  the tree of errors
     metrics                 a table of the server's metrics
     rules                   the contract's rules
-    imports                 import lines of scripts for vLLM, and their replacements
+    imports                 the modules and names of `corellm_vllm`
     same, different         usages of vLLM's interface that work unchanged, or differently
-    absent MODULE TABLE     a table of what corellm does not have, e.g. of `corellm.absent.names`
+    renamed                 a table of arguments that corellm names otherwise
+    scripts                 a table of kinds of scripts for vLLM, and what becomes of each
+    absent MODULE TABLE     a table of what corellm does not have, e.g. of `corellm_vllm.absent.names`
     survey TABLE            a table of the survey of adapters' changes: families, rules or equivalent
     part FILE [HEADING]     a Markdown file of the repository without its title, or the text below one of its headings
     chapter FILE            a Markdown file of the repository, with its title
@@ -46,6 +48,8 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "imports": usages.imports,
     "same": usages.same,
     "different": usages.different,
+    "renamed": usages.renamed,
+    "scripts": usages.scripts,
     "absent": usages.absent,
     "survey": survey.table,
 }

@@ -1,17 +1,22 @@
 """Usages of vLLM's Python interface that work here, unchanged or differently: tables of `run/from-vllm.md`.
 
-`tests/docs/test_from_vllm.py` runs every usage, with the names that its fixture `setup` defines. The tables of what
-corellm does not have come from `corellm.absent`.
+`extensions/vllm/tests/test_usages.py` runs every usage, with the names that its fixture `setup` defines. The tables of
+what corellm does not have come from `corellm_vllm.absent`.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from pkgutil import walk_packages
 from typing import TYPE_CHECKING
 
+import corellm_vllm
+from corellm_vllm.absent.engine import RENAMED
+from extensions.vllm.tests.kinds import KINDS
+
 if TYPE_CHECKING:
-    from corellm.absent.table import Absent
+    from corellm.known_fields import Absent
 
 SAME: dict[str, tuple[str, ...]] = {
     "loading": (
@@ -44,6 +49,13 @@ SAME: dict[str, tuple[str, ...]] = {
         'LLM("demo", mm_processor_kwargs=None)',
         'LLM("demo", mm_processor_cache_gb=0)',
         'LLM("demo", allowed_media_domains=["example.org"])',
+        'LLM("demo", task="generate")',
+        'LLM("demo", task="embed")',
+        'LLM("demo", runner="pooling", override_pooler_config={"pooling_type": "MEAN"})',
+        'LLM("demo", num_gpu_blocks_override=64)',
+        'LLM("demo", kv_cache_memory_bytes=1 << 26)',
+        'LLM(**asdict(EngineArgs(model="demo", max_model_len=512)))',
+        'LLM.from_engine_args(EngineArgs("demo"))',
     ),
     "prompts": (
         'llm.generate("Hello")',
@@ -141,13 +153,38 @@ SAME: dict[str, tuple[str, ...]] = {
         "llm.apply_model(lambda model: type(model).__name__)",
         "llm.reset_prefix_cache()",
         "llm.reset_mm_cache()",
+        "llm.llm_engine.get_tokenizer()",
         "del llm",
     ),
     "`LLMEngine`": (
+        'LLMEngine.from_engine_args(EngineArgs("demo"))',
         'engine.add_request("0", "Hello", params)',
+        'engine.add_request("0", "Hello", params, lora_request=None)',
         "engine.has_unfinished_requests()",
+        "engine.get_num_unfinished_requests()",
         "engine.step()",
         'engine.abort_request("0")',
+        'engine.abort_request(["0", "1"])',
+        "engine.reset_prefix_cache()",
+        "engine.get_metrics()",
+    ),
+    "command lines": (
+        "EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(['--model', 'demo', '--max_model_len', '512'])",
+        "EngineArgs.from_cli_args(args)",
+        "LLM(**vars(args))",
+    ),
+    "media": (
+        'ImageAsset("stop_sign").pil_image',
+        'VideoAsset(name="baby_reading", num_frames=4).np_ndarrays',
+        'AudioAsset("mary_had_lamb").audio_and_sample_rate',
+        "encode_image_url(image)",
+        "fetch_image(encode_image_url(image))",
+        'convert_image_mode(image, "RGB")',
+    ),
+    "pooled requests": (
+        "PoolingParams()",
+        'PoolingParams(task="embed", dimensions=16)',
+        "PoolingParams(normalize=False)",
     ),
     "`AsyncLLM`": (
         '[output async for output in async_llm.generate("Hello", params, "mine")]',
@@ -166,35 +203,22 @@ SAME: dict[str, tuple[str, ...]] = {
 """`{subject: usages that work unchanged}`."""
 
 DIFFERENT: dict[str, str] = {
-    'AsyncLLM("demo", max_num_seqs=16)': "constructed like `LLM`, not by `from_engine_args`; `close()` ends it",
-    "with LLM(model) as llm: ...": "leaving the block frees the device; so does `del llm`, if it is the only reference",
+    "with LLM(model) as llm: ...": "leaving the block frees the device; so does `llm.shutdown()`, and `del llm`, if it "
+    "is the only reference",
     "llm.generate(prompts, params, on_error='return')": "a wrong prompt does not end the others; its error is raised "
     "after they are finished, or left in its output's `error`",
     "output.outputs[0].finished": "an attribute, not a method",
-    "llm.get_metrics()": "names begin with `corellm:`; counted also with `disable_log_stats=True`",
+    "llm.get_metrics()": "names begin with `corellm:`; counters and gauges, counted also with `disable_log_stats=True`",
     "llm.start_profile()": "the trace goes into a file in the current directory, or into `start_profile(trace_file)`; "
     "no environment variable is read",
     "llm.stop_profile()": "returns the trace's file",
-    "llm.engine": "is the `LLMEngine`, instead of `llm.llm_engine`; its configuration is `llm.engine.config`",
+    "llm.engine": "corellm's own engine, beside `llm.llm_engine`; its configuration is `llm.engine.config`",
     "async_llm.dead": "the `EngineDeadError`, or None while it serves, instead of `dead_error`",
     "[output async for output in async_llm.chat(messages, params)]": "applies the chat template itself",
+    'ImageAsset("stop_sign").get_path()': "assets are drawn from their name: nothing is downloaded, and no published "
+    "photograph, video or recording is meant",
 }
 """`{usage: how it differs from vLLM's}`."""
-
-IMPORTS: dict[str, str] = {
-    "from vllm import LLM, SamplingParams": "from corellm import LLM, SamplingParams",
-    "from vllm import RequestOutput, CompletionOutput": "from corellm import RequestOutput, CompletionOutput",
-    "from vllm import TextPrompt, TokensPrompt": "from corellm import TextPrompt, TokensPrompt",
-    "from vllm.inputs import PromptType, TokensPrompt": "from corellm import PromptType, TokensPrompt",
-    "from vllm.outputs import RequestOutput": "from corellm.outputs import RequestOutput",
-    "from vllm.sampling_params import SamplingParams": "from corellm.sampling_params import SamplingParams",
-    "from vllm.logprobs import Logprob": "from corellm import Logprob",
-    "from vllm import LLMEngine": "from corellm import LLMEngine",
-    "from vllm.v1.engine.async_llm import AsyncLLM": "from corellm import AsyncLLM",
-    "from vllm.v1.engine.exceptions import EngineDeadError": "from corellm.errors import EngineDeadError",
-    "from vllm.v1.metrics.reader import Counter, Gauge": "from corellm.engine.metrics import Counter, Gauge",
-}
-"""`{vLLM's import line: corellm's}`."""
 
 
 def same() -> str:
@@ -207,18 +231,48 @@ def different() -> str:
     return _table(["usage", "how it differs"], [[_code(usage), how] for usage, how in DIFFERENT.items()])
 
 
+def modules() -> dict[str, list[str]]:
+    """Return the names of each module of `corellm_vllm` that scripts import from."""
+    found = {}
+    for module in (
+        corellm_vllm.__name__,
+        *(info.name for info in walk_packages(corellm_vllm.__path__, "corellm_vllm.")),
+    ):
+        loaded = importlib.import_module(module)
+        if "__all__" in vars(loaded) and not module.startswith("corellm_vllm.absent"):
+            found[module] = sorted(vars(loaded)["__all__"])
+    return found
+
+
 def imports() -> str:
-    """Return a table of import lines."""
-    return _table(["vLLM", "corellm"], [[_code(theirs), _code(ours)] for theirs, ours in IMPORTS.items()])
+    """Return a table of modules and their names."""
+    return _table(
+        ["from", "import"], [[_code(module), ", ".join(map(_code, names))] for module, names in modules().items()]
+    )
+
+
+def scripts() -> str:
+    """Return a table of the kinds of scripts that vLLM's examples show, and what becomes of each."""
+    rows = [
+        [kind.like, "runs" if kind.error is None else f"refused: {_code(kind.error.__name__)}"]
+        for kind in KINDS.values()
+    ]
+    return _table(["like", "here"], rows)
+
+
+def renamed() -> str:
+    """Return a table of arguments that have another name in corellm."""
+    return _table(["argument", "corellm's own"], [[_code(old), _code(new)] for old, new in RENAMED.items()])
 
 
 def absent(module: str, table: str) -> str:
-    """Return a table of what corellm does not have, from a module of `corellm.absent`.
+    """Return a table of what corellm does not have, from a module of `corellm_vllm.absent`, or the server's `flags`.
 
     Raises:
         KeyError: there is no such table.
     """
-    entries: Mapping[str, Absent] = vars(importlib.import_module(f"corellm.absent.{module}"))[table]
+    home = "corellm_server.commands.absent_flags" if module == "flags" else f"corellm_vllm.absent.{module}"
+    entries: Mapping[str, Absent] = vars(importlib.import_module(home))[table]
     if any(entry.neutral for entry in entries.values()):
         rows = [
             [_code(name), ", ".join(_code(repr(value)) for value in entry.neutral), entry.instead]

@@ -1,4 +1,4 @@
-"""Runs every code block of the README, of CONTRIBUTING, of the plugins' READMEs and of `docs/`.
+"""Runs every code block of the README, of CONTRIBUTING, of READMEs of plugins and extensions, and of `docs/`.
 
 A page's blocks are run in their order, in a folder that looks like a checkout. The fence gives a block's kind; an
 unknown kind fails, so no block is skipped by accident.
@@ -45,7 +45,7 @@ from tests.docs.reader import reading
 from tests.docs.stand_ins import write_media, write_published
 
 ROOT = Path(__file__).resolve().parents[2]
-WRITTEN = ("README.md", "CONTRIBUTING.md", "plugins/*/README.md", "docs/**/*.md")
+WRITTEN = ("README.md", "CONTRIBUTING.md", "plugins/*/README.md", "extensions/vllm/README.md", "docs/**/*.md")
 PAGES = sorted(str(path.relative_to(ROOT)) for pattern in WRITTEN for path in ROOT.glob(pattern))
 
 

@@ -218,7 +218,38 @@ def check_testing(work: Path, wheels: Wheels) -> None:
     print("corellm-testing: with the core alone", flush=True)
 
 
-EXTENSIONS = {"corellm-server": check_server, "corellm-pooling": check_pooling, "corellm-testing": check_testing}
+
+FROM_VLLM = """
+from corellm_vllm import LLM, SamplingParams
+from corellm_vllm.assets.image import ImageAsset
+
+llm = LLM("demo", tensor_parallel_size=1)
+items = {"image": ImageAsset("stop_sign").pil_image}
+asked = {"prompt": "USER: <image>\\nWhat is it? ASSISTANT:", "multi_modal_data": items}
+outputs = llm.generate(asked, SamplingParams(temperature=0, max_tokens=4, best_of=1))
+print("tokens:", len(outputs[0].outputs[0].token_ids))
+llm.embed("hello")
+"""
+"""A script written for vLLM, after `vllm` became `corellm_vllm` in it; what it calls at last is not installed."""
+
+
+def check_vllm(work: Path, wheels: Wheels) -> None:
+    """Check the names of vLLM with the core and one plugin: a script runs up to what needs another distribution."""
+    environment = installed(work / "vllm", ["corellm-vllm", "corellm-llava"], wheels)
+    expect("corellm-vllm", environment.corellm("plugins"))
+    (environment.root / "script.py").write_text(FROM_VLLM, encoding="utf-8")
+    output = environment.python("script.py", status=1)
+    expect("tokens: ", output)
+    expect("corellm.errors.MissingExtraError: LLM.embed comes with corellm-pooling", output)
+    print("corellm-vllm alone:", output.strip().splitlines()[-1], flush=True)
+
+
+EXTENSIONS = {
+    "corellm-server": check_server,
+    "corellm-pooling": check_pooling,
+    "corellm-testing": check_testing,
+    "corellm-vllm": check_vllm,
+}
 """The check of each extension, from its wheel."""
 
 

@@ -16,10 +16,8 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
-from corellm.absent.names import METHODS, REQUEST_ARGUMENTS
-from corellm.absent.table import absent_attribute, refusing
 from corellm.engine.at_exit import stop_at_exit
 from corellm.engine.input_processor import InputProcessor, ProcessedPrompt, with_request_id
 from corellm.engine.llm_engine import LLMEngine
@@ -28,6 +26,7 @@ from corellm.engine.preparation_pools import PreparationPools
 from corellm.engine.stream import Stream, put_all
 from corellm.engine.text_limit import CHEAP_CHARACTERS
 from corellm.errors import ConfigError, CorellmError, EngineDeadError, InvalidParameterError, RequestFailedError
+from corellm.known_fields import refusing
 from corellm.outputs import RequestOutput
 from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from corellm.pooling_params import PoolingParams
@@ -54,7 +53,7 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
         ...         print(output.outputs[0].text)
     """
 
-    @refusing({}, ConfigError)
+    @refusing(ConfigError)
     def __init__(self, model: str | os.PathLike[str], **engine_args: Any) -> None:
         self.engine = self._load_engine(model=model, **engine_args)
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
@@ -147,12 +146,7 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
         """The model's tokenizer."""
         return self.engine.context.tokenizer
 
-    if not TYPE_CHECKING:  # or type checkers would accept every name
-
-        def __getattr__(self, name: str) -> Any:
-            raise absent_attribute("AsyncLLM", name, METHODS)
-
-    @refusing(REQUEST_ARGUMENTS)
+    @refusing()
     async def generate(
         self,
         prompt: Any,
@@ -182,7 +176,7 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
             async for output in outputs:
                 yield output
 
-    @refusing(REQUEST_ARGUMENTS)
+    @refusing()
     async def chat(
         self,
         messages: Any,
@@ -198,7 +192,7 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
             async for output in outputs:
                 yield output
 
-    @refusing(REQUEST_ARGUMENTS)
+    @refusing()
     async def encode(
         self,
         prompt: Any,

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from corellm.absent.names import PROMPT_KEYS as ABSENT_PROMPT_KEYS
-from corellm.absent.table import check_absent
 from corellm.config import suggestion
 from corellm.engine.bad_words import BadWords
 from corellm.engine.chat_processor import ChatOptions, ChatProcessor, RenderedChat
@@ -254,11 +252,8 @@ class InputProcessor:
             )
         if prompt.keys() <= self.prompt_keys:
             return prompt
-        fields = check_absent("a prompt", prompt, ABSENT_PROMPT_KEYS, PromptError)
-        unknown = sorted(map(str, fields.keys() - self.prompt_keys))
-        if unknown:
-            raise PromptError(f"unknown prompt key {unknown[0]!r}{suggestion(unknown[0], self.prompt_keys)}")
-        return fields
+        unknown = min(map(str, prompt.keys() - self.prompt_keys))
+        raise PromptError(f"unknown prompt key {unknown!r}{suggestion(unknown, self.prompt_keys)}")
 
     def _token_ids(self, fields: Mapping[str, Any]) -> list[int]:
         given = fields.get("prompt_token_ids")

@@ -13,8 +13,8 @@ from corellm.cli import build_parser, main
 from corellm.cli.arguments import ENGINE_CONFIGS
 from corellm.errors import ConfigError
 from corellm.fetching.settings import FetchSettings
+from corellm_server.commands import absent_flags, serve
 from corellm_server.commands import arguments as server_arguments
-from corellm_server.commands import serve
 from corellm_server.commands.absent_flags import SERVER_FLAGS, without_absent
 from corellm_server.limits import RequestLimits
 from corellm_server.options import ServerOptions
@@ -158,6 +158,17 @@ def test_flags_of_other_servers_without_an_effect_are_taken() -> None:
         assert len(entry.instead) > 10
         for option in re.findall(r"--[a-z-]+[a-z]", entry.instead):
             assert option in SERVED
+
+
+def test_flags_of_another_engine_are_known_where_its_names_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without corellm-vllm the server knows its own table alone, and what is in no table is argparse's to refuse."""
+    monkeypatch.setattr(absent_flags, "find_spec", lambda name: None)
+    absent_flags.engine_flags.cache_clear()
+    words = ["demo", "--tensor-parallel-size", "1"]
+    assert without_absent([*words, "--disable-log-requests"], SERVED) == (words, "")
+    monkeypatch.undo()
+    absent_flags.engine_flags.cache_clear()
+    assert without_absent(words, SERVED) == (["demo"], "")
 
 
 def test_options_of_other_servers_in_files(tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from corellm.absent.table import Absent
-from corellm.known_fields import FieldTable
+from corellm.known_fields import Absent, FieldTable
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 OPERATOR_ROLES = frozenset({"system", "developer"})

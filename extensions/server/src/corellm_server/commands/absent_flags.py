@@ -1,17 +1,20 @@
 """Flags of other servers' command lines that `corellm serve` lacks: what they mean here, and the way out.
 
-Data, and how a command line is read that has them. Arguments that the engine lacks are in `engine`.
+Data, and how a command line is read that has them. Arguments of another engine are known to corellm-vllm, where it is
+installed.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
 
-from corellm.absent.engine import ENGINE_ARGUMENTS
-from corellm.absent.names import NO_LORA, ONE_DEVICE
-from corellm.absent.table import Absent
+from corellm.known_fields import Absent
 
+_ONE_DEVICE = "a model runs on one device; start one server for each, behind a proxy"
+_NO_LORA = "LoRA adapters cannot be served yet; merge the adapter into the checkpoint (peft: merge_and_unload)"
 _NO_TOOLS = "models cannot be given tools yet; describe them in a message and read the text"
 _CORS = "use --cors-origins; headers and methods that the server takes are let in with them"
 _LOGS = "use --log-level; each request is logged in one line, without its content"
@@ -30,7 +33,7 @@ SERVER_FLAGS: dict[str, Absent] = {
     "chat_template_content_format": Absent(("auto",), "the format of contents is detected from the template"),
     "trust_request_chat_template": Absent((False,), "use --allow-request-templates"),
     "response_role": Absent(("assistant",), "the role of a completion is assistant"),
-    **dict.fromkeys(("lora_modules", "prompt_adapters"), Absent((), NO_LORA)),
+    **dict.fromkeys(("lora_modules", "prompt_adapters"), Absent((), _NO_LORA)),
     "allowed_origins": Absent(([],), _CORS),
     **dict.fromkeys(("allowed_methods", "allowed_headers"), Absent((["*"],), _CORS)),
     "allow_credentials": Absent((False,), _CORS),
@@ -49,14 +52,14 @@ SERVER_FLAGS: dict[str, Absent] = {
     "enable_force_include_usage": Absent((False,), "clients ask for it: stream_options={'include_usage': true}"),
     "return_tokens_as_token_ids": Absent((False,), "use /tokenize for token ids"),
     "api_server_count": Absent((1,), "one process serves HTTP; start several servers behind a proxy"),
-    "headless": Absent((False,), ONE_DEVICE),
+    "headless": Absent((False,), _ONE_DEVICE),
     **dict.fromkeys(("model", "model_path", "model_id"), Absent((), _MODEL)),
-    **dict.fromkeys(("tp", "tp_size", "num_shard", "pp", "dp", "dp_size"), Absent((1,), ONE_DEVICE)),
+    **dict.fromkeys(("tp", "tp_size", "num_shard", "pp", "dp", "dp_size"), Absent((1,), _ONE_DEVICE)),
     **dict.fromkeys(("context_length", "ctx_size", "max_total_tokens"), Absent((), "use --max-model-len")),
     "mem_fraction_static": Absent((), "use --gpu-memory-utilization"),
     "max_running_requests": Absent((), "use --max-num-seqs"),
     "max_concurrent_requests": Absent((), "use --max-queue"),
-    "hf_token": Absent((), ENGINE_ARGUMENTS["hf_token"].instead),
+    "hf_token": Absent((), "log in with `hf auth login`, or set the environment variable HF_TOKEN"),
 }  # fmt: skip
 """By the flag's name, with `_` for `-`."""
 
@@ -65,9 +68,19 @@ _PYTHON = {"": None, "None": None, "True": True, "False": False}
 """Values as other servers read them that JSON does not have."""
 
 
+@cache
+def engine_flags() -> Mapping[str, Absent]:
+    """The arguments of another engine, by their names; none without the distribution that knows them."""
+    if find_spec("corellm_vllm") is None:
+        return {}
+    from corellm_vllm.absent.engine import ENGINE_FLAGS
+
+    return ENGINE_FLAGS
+
+
 def absent_flag(name: str) -> Absent | None:
     """What a flag or an option of a file means that the server does not have; None for one that no server has."""
-    return SERVER_FLAGS.get(name) or ENGINE_ARGUMENTS.get(name)
+    return SERVER_FLAGS.get(name) or engine_flags().get(name)
 
 
 def not_an_option(flag: str, absent: Absent) -> str:

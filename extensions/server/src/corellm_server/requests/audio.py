@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, WithJsonSchema
 
-from corellm.absent.table import Absent
+from corellm.known_fields import Absent
 from corellm_server.errors import ApiError
 from corellm_server.form import UploadedFile
 from corellm_server.requests.body import FIRST_ERROR, Body

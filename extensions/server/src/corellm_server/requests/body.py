@@ -10,8 +10,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, GetJsonSchemaHandler, mode
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails
 
-from corellm.absent.table import Absent
-from corellm.known_fields import FieldTable
+from corellm.known_fields import Absent, FieldTable
 from corellm_server.errors import ApiError
 
 _MAX_ENTRIES = 1 << 14

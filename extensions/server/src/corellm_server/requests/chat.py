@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import WithJsonSchema
 
-from corellm.absent.table import Absent
+from corellm.known_fields import Absent
 from corellm_server.conversation import messages_schema
 from corellm_server.requests.body import FIRST_ERROR, Body
 from corellm_server.requests.sampling import CompletionFields

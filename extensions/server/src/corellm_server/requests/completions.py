@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from corellm.absent.table import Absent
+from corellm.known_fields import Absent
 from corellm_server.requests.body import FIRST_ERROR
 from corellm_server.requests.sampling import CompletionFields
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from corellm.absent.table import Absent
+from corellm.known_fields import Absent
 from corellm.pooling_params import PoolingParams, PoolingTask
 from corellm_server.errors import ApiError
 from corellm_server.requests.body import FIRST_ERROR, Body

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from openai.types.responses import ResponseIncludable
 from pydantic import Field
 
-from corellm.absent.table import Absent
+from corellm.known_fields import Absent
 from corellm_server.errors import ApiError
 from corellm_server.requests.body import FIRST_ERROR, Body
 from corellm_server.requests.chat import NO_GUIDES, NO_TOOLS, TemplateFields

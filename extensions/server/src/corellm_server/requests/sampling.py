@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
-from corellm.absent.sampling import ABSENT_SAMPLING
-from corellm.absent.table import Absent
+from corellm.known_fields import Absent
 from corellm_server.requests.body import FIRST_ERROR, Body
 
 
@@ -22,10 +21,13 @@ class StreamOptions(Body):
     """Every event has the numbers of tokens so far."""
 
 
+_BEAMS = "there is no beam search; use n, and take the most likely choice by its logprobs"
+
 OF_OTHERS = {
-    name: ABSENT_SAMPLING[name]
-    for name in ("best_of", "early_stopping", "length_penalty", "logits_processors", "use_beam_search")
-} | {
+    "best_of": Absent((None, 1), "use n with logprobs, and take the most likely choice"),
+    **dict.fromkeys(("early_stopping", "use_beam_search"), Absent((False, None), _BEAMS)),
+    "length_penalty": Absent((1.0, None), _BEAMS),
+    "logits_processors": Absent((None, [], ()), "use logit_bias, allowed_token_ids or bad_words"),
     "return_tokens_as_token_ids": Absent((False,), "use return_token_ids, or /tokenize"),
 }
 """Parameters of other servers, which clients send with values that ask for nothing."""

@@ -1,1 +1,0 @@
-"""Tables of names that scripts for other engines use and corellm lacks, each with what to use instead."""

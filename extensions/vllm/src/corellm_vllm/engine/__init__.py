@@ -1,0 +1,5 @@
+"""Engines and their arguments."""
+
+from corellm_vllm.absent.exports import exports
+
+__getattr__ = exports(__name__)

@@ -1,0 +1,5 @@
+"""The offline interface."""
+
+from corellm_vllm.absent.exports import exports
+
+__getattr__ = exports(__name__)

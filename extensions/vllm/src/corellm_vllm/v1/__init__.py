@@ -1,0 +1,5 @@
+"""Newer places of the same names."""
+
+from corellm_vllm.absent.exports import exports
+
+__getattr__ = exports(__name__)

@@ -1,0 +1,5 @@
+"""What an engine counts."""
+
+from corellm_vllm.absent.exports import exports
+
+__getattr__ = exports(__name__)
