@@ -160,11 +160,11 @@ MUTANTS = (
         "the tiny checkpoint is of another architecture",
         "test_it_loads",
         ("the entry point", "make_tiny_checkpoint"),
-        old="    processor.save_pretrained(path)\n    return path\n",
+        old="    processor.save_pretrained(path)\n    return Path(path)\n",
         new="    processor.save_pretrained(path)\n"
         "    from corellm.tiny_checkpoints import set_architecture\n\n"
         '    set_architecture(path, "FuyuForCausalLM")\n'
-        "    return path\n",
+        "    return Path(path)\n",
     ),
     LLAVA.of("tiny.py").edited(
         "the tiny checkpoint's weights are not seeded",
