@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import re
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from torch import Tensor, nn
 
 from corellm.hookspecs import LoadConfig
-from corellm.modelling import check_weights, read_weights
+from corellm.modelling import load_published
 
 _TOWER = "model.vision_tower."
 _PREFIXES = {
@@ -53,29 +51,34 @@ def load_model(config: Any, load_config: LoadConfig) -> nn.Module:
     Raises:
         CheckpointError: a file is absent or broken, or a weight is missing, misshapen or has no place.
     """
-    path, is_dummy = load_config.model_path, load_config.load_format == "dummy"
     attention = {"text_config": load_config.attn_implementation, "vision_config": "sdpa"}
-    with load_config.device if is_dummy else torch.device("meta"):
-        model = transformers.InternVLForConditionalGeneration._from_config(
+
+    def make() -> Any:
+        return transformers.InternVLForConditionalGeneration._from_config(
             deepcopy(config), dtype=load_config.dtype, attn_implementation=attention
         )
-    if not is_dummy:
-        decoder = model.get_decoder()
-        decoder.rotary_emb = type(decoder.rotary_emb)(decoder.config)  # its frequencies are computed, not loaded
-        state = _state(path, load_config)
-        if config.tie_word_embeddings:
-            state["lm_head.weight"] = state.get("model.language_model.embed_tokens.weight", torch.empty(0))
-        check_weights(path, model.state_dict(), state)
-        model.load_state_dict(state, assign=True)
-        model.tie_weights()
-    if (path / "generation_config.json").is_file():
-        model.generation_config = transformers.GenerationConfig.from_pretrained(path)
-    loaded: nn.Module = model.to(load_config.device).eval()
+
+    unused = {"language_model.lm_head.weight"} if config.tie_word_embeddings else set()
+    model: Any = load_published(
+        make, load_config, weights=loaded_weights, names=lambda name: () if name in unused else weight_names(name)
+    )
+    if (load_config.model_path / "generation_config.json").is_file():
+        model.generation_config = transformers.GenerationConfig.from_pretrained(load_config.model_path)
+    loaded: nn.Module = model
     return loaded
 
 
+def loaded_weights(model: Any) -> dict[str, Tensor]:
+    """Return the model's weights by transformers' names, an output layer that is the embedding table as that."""
+    model.tie_weights()
+    weights: dict[str, Tensor] = model.state_dict()
+    if model.config.tie_word_embeddings:
+        del weights["lm_head.weight"]
+    return weights
+
+
 def weight_names(name: str) -> tuple[str, ...]:
-    """Return transformers' names of a published weight: it is split equally among several, and skipped for none."""
+    """Return transformers' names of a published weight: it is split among several, and skipped for none."""
     if _COMPUTED.fullmatch(name):
         return ()
     match = _LAYER.fullmatch(name)
@@ -85,13 +88,3 @@ def weight_names(name: str) -> tuple[str, ...]:
         if name.startswith(prefix):
             return (theirs + name.removeprefix(prefix),)
     return (name,)
-
-
-def _state(path: Path, load_config: LoadConfig) -> dict[str, Tensor]:
-    """Return the checkpoint's weights by transformers' names."""
-    state: dict[str, Tensor] = {}
-    for name, tensor in read_weights(path):
-        if names := weight_names(name):
-            tensor = tensor.to(load_config.device, load_config.dtype)
-            state.update(zip(names, tensor.tensor_split(len(names)) if len(names) > 1 else (tensor,), strict=True))
-    return state

@@ -8,16 +8,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from corellm.hookspecs import LoadConfig
-from corellm.modelling import check_weights, read_weights
+from corellm.modelling import load_published
 from corellm_molmo.vision import VisionBackbone
 
-_EMBEDDINGS = ("model.transformer.wte.embedding", "model.transformer.wte.new_embedding")
 _PREFIXES = {
     "model.vision_backbone.": "vision_backbone.",
+    "model.transformer.wte.": "language_model.model.embed_tokens.",
     "model.transformer.ln_f.": "language_model.model.norm.",
     "model.transformer.ff_out.": "language_model.lm_head.",
 }
@@ -73,25 +72,21 @@ def load_model(config: Any, load_config: LoadConfig) -> MolmoModel:
     Raises:
         CheckpointError: a file is absent or broken, or a weight is missing, misshapen or has no place.
     """
-    if load_config.load_format == "dummy":
-        with load_config.device:
-            model = MolmoModel(config).to(load_config.dtype)
-        for parameter in model.parameters():
-            nn.init.normal_(parameter, std=0.02)
-    else:
-        with torch.device("meta"):
-            model = MolmoModel(config)
-        decoder = model.language_model.model
-        decoder.rotary_emb = type(decoder.rotary_emb)(config)  # its frequencies are computed, not loaded
-        weights = {
-            name: tensor.to(load_config.device, load_config.dtype)
-            for name, tensor in read_weights(load_config.model_path)
-        }
-        state = place_weights(weights, config)
-        check_weights(load_config.model_path, model.state_dict(), state)
-        model.load_state_dict(state, assign=True)
-    model.language_model.model.config._attn_implementation = load_config.attn_implementation
-    return model.to(load_config.device).eval()
+    return load_published(
+        lambda: MolmoModel(config).to(load_config.dtype),
+        load_config,
+        weights=loaded_weights,
+        names=lambda name: weight_names(name, config.model_type),
+    )
+
+
+def loaded_weights(model: MolmoModel) -> dict[str, Tensor]:
+    """Return the model's weights by their names here; its embedding table in the two parts that a checkpoint has."""
+    weights: dict[str, Tensor] = model.state_dict()
+    table = weights.pop("language_model.model.embed_tokens.weight")
+    ordinary, added = table.tensor_split([model.language_model.lm_head.out_features])
+    prefix = _PREFIXES["model.transformer.wte."]
+    return {**weights, f"{prefix}embedding": ordinary, f"{prefix}new_embedding": added}
 
 
 def weight_names(name: str, decoder: str) -> tuple[str, ...]:
@@ -101,8 +96,6 @@ def weight_names(name: str, decoder: str) -> tuple[str, ...]:
         name: in the checkpoint.
         decoder: the configuration's `model_type`.
     """
-    if name in _EMBEDDINGS:
-        return ("language_model.model.embed_tokens.weight",)
     match = _LAYER.fullmatch(name)
     parts = _IN_LAYER | _NORMS[decoder]
     if match is not None and match[2] in parts:
@@ -111,18 +104,3 @@ def weight_names(name: str, decoder: str) -> tuple[str, ...]:
         if name.startswith(prefix):
             return (ours + name.removeprefix(prefix),)
     return (name,)
-
-
-def place_weights(weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
-    """Return weights by their names here: joined, split or as they are. A part that is absent leaves another shape."""
-    embeddings = [weights.pop(name) for name in _EMBEDDINGS if name in weights]
-    placed = {"language_model.model.embed_tokens.weight": torch.cat(embeddings)} if embeddings else {}
-    group = config.num_attention_heads // config.num_key_value_heads
-    for name, tensor in weights.items():
-        targets = weight_names(name, config.model_type)
-        shares = [group, 1, 1] if len(targets) == 3 else [1] * len(targets)  # query, key and value, or halves
-        share = len(tensor) // sum(shares) if tensor.ndim else 0
-        sizes = [share * part for part in shares]
-        whole = len(targets) == 1 or sum(sizes) != len(tensor)
-        placed |= zip(targets, [tensor] if whole else torch.split(tensor, sizes), strict=False)
-    return placed

@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from corellm.hookspecs import LoadConfig
-from corellm.modelling import check_weights, read_weights
+from corellm.modelling import load_published
 from corellm_qwen_vl.original.vision import VisionTransformer
 
 _PREFIXES = {
@@ -74,32 +73,13 @@ def load_model(config: Any, load_config: LoadConfig) -> QwenVLModel:
     Raises:
         CheckpointError: a file is absent or broken, or a weight is missing, misshapen or has no place.
     """
-    if load_config.load_format == "dummy":
-        with load_config.device:
-            random_model = QwenVLModel(config).to(load_config.dtype)
-        for parameter in random_model.parameters():
-            nn.init.normal_(parameter, std=0.02)
-        random_model.language_model.model.config._attn_implementation = load_config.attn_implementation
-        return random_model.eval()
-    with torch.device("meta"):
-        model = QwenVLModel(config)
-    decoder = model.language_model.model
-    decoder.rotary_emb = type(decoder.rotary_emb)(config)  # its frequencies are computed, not loaded
-    state: dict[str, Tensor] = {}
-    for name, tensor in read_weights(load_config.model_path, advice=_ADVICE):
-        targets = weight_names(name)
-        if targets:
-            tensor = tensor.to(load_config.device, load_config.dtype)
-            parts = tensor.tensor_split(len(targets)) if len(targets) > 1 else (tensor,)
-            state.update(zip(targets, parts, strict=True))
-    check_weights(load_config.model_path, model.state_dict(), state)
-    model.load_state_dict(state, assign=True)
-    decoder.config._attn_implementation = load_config.attn_implementation
-    return model.to(load_config.device).eval()
+    return load_published(
+        lambda: QwenVLModel(config).to(load_config.dtype), load_config, names=weight_names, advice=_ADVICE
+    )
 
 
 def weight_names(name: str) -> tuple[str, ...]:
-    """Return the names here of a checkpoint's weight: it is split equally among several, and skipped for none."""
+    """Return the names here of a checkpoint's weight: it is split among several, and skipped for none."""
     if _COMPUTED.fullmatch(name):
         return ()
     match = _LAYER.fullmatch(name)
