@@ -24,6 +24,7 @@ from transformers import dynamic_module_utils as transformers_code
 from corellm import LLM, SamplingParams
 from corellm.config import ModelConfig
 from corellm.errors import CheckpointError, ConfigError, PluginNotFoundError
+from corellm.modelling import renamed
 from corellm.modelling.weights import check_names, fill_weights
 from corellm.worker import checkpoint as checkpoints
 from corellm.worker.checkpoint_files import check_files
@@ -334,8 +335,8 @@ def test_weights_go_to_their_places(tmp_path: Path) -> None:
     save_file(published, tmp_path / WEIGHTS)
     table, q, k, v = (torch.zeros(rows, 2, dtype=torch.bfloat16) for rows in (4, 3, 1, 1))
     places = {"q": q, "k": k, "v": v, "old": table[:3], "new": table[3:]}
-    split = {"qkv": ("q", "k", "v"), "constant": ()}
-    fill_weights(tmp_path, places, lambda name: split.get(name, (name,)))
+    names = renamed({r"(q)(k)(v)$": [r"\1", r"\2", r"\3"], "const": ()})
+    fill_weights(tmp_path, places, names)
     assert torch.equal(torch.cat([q, k, v]), published["qkv"].bfloat16())
     assert torch.equal(table, torch.cat([published["old"], published["new"]]).bfloat16())
     for wrong, words in (
@@ -343,7 +344,7 @@ def test_weights_go_to_their_places(tmp_path: Path) -> None:
         ({"other": torch.zeros(1)}, "lacks .*: other"),
     ):
         with pytest.raises(CheckpointError, match=words):
-            fill_weights(tmp_path, places | wrong, lambda name: split.get(name, (name,)))
+            fill_weights(tmp_path, places | wrong, names)
 
 
 def test_a_layer_too_many_of_a_whole_model_in_its_inner_one(tmp_path: Path) -> None:

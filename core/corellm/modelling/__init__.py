@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from corellm.modelling.decoder_inputs import DecoderInputs, Front
     from corellm.modelling.layer_inputs import LayerInputs
     from corellm.modelling.output_head import logits_function
-    from corellm.modelling.published import load_published
+    from corellm.modelling.published import load_published, renamed
     from corellm.modelling.visibility import visible_tokens
     from corellm.modelling.weights import read_weights
 
@@ -36,6 +36,7 @@ __all__ = [
     "load_published",
     "logits_function",
     "read_weights",
+    "renamed",
     "visible_tokens",
 ]
 
@@ -47,6 +48,7 @@ _HOMES = {
     "load_config": "configurations",
     "load_published": "published",
     "logits_function": "output_head",
+    "renamed": "published",
     "visible_tokens": "visibility",
     "read_weights": "weights",
 }

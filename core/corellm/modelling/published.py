@@ -5,6 +5,7 @@ For adapters that make the model themselves. Knows what of a model is computed, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -36,7 +37,7 @@ def load_published(
         weights: returns `{name: memory}` of all that is loaded. It may have parts of a parameter, which lie apart in a
             checkpoint.
         names: returns, for a name in the checkpoint, those of `weights` that its tensor has one behind the other along
-            the first dimension; none for a weight without a use.
+            the first dimension; none for a weight without a use. `renamed` makes such functions.
         advice: what to do if there are no files of weights, for the error.
 
     Raises:
@@ -56,3 +57,22 @@ def load_published(
     else:
         fill_weights(load_config.model_path, places, names, advice=advice)
     return model.eval()
+
+
+def renamed(beginnings: Mapping[str, str | Sequence[str]]) -> Callable[[str], tuple[str, ...]]:
+    r"""Return a function from a checkpoint's names to the model's, for `load_published`.
+
+    Args:
+        beginnings: `{regular expression: what the model has in its place}` of how names begin; the first that fits
+            counts, a name that none fits stays as it is. Several for a weight that is split among them, none for one
+            without a use: `{r"h\.(\d+)\.qkv\.": [rf"layers.\1.{part}." for part in ("q", "k", "v")]}`.
+    """
+    table = [(re.compile(old), [new] if isinstance(new, str) else [*new]) for old, new in beginnings.items()]
+
+    def names(name: str) -> tuple[str, ...]:
+        for old, new in table:
+            if match := old.match(name):
+                return tuple(match.expand(beginning) + name[match.end() :] for beginning in new)
+        return (name,)
+
+    return names

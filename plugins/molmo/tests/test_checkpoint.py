@@ -108,9 +108,9 @@ def test_every_published_name_has_its_place(tmp_path: Path, name: str) -> None:
     config = load_config(tmp_path)
     with torch.device("meta"):
         model = MolmoModel(config)
-    places = loaded_weights(model)
+    places, names = loaded_weights(model), weight_names(config.model_type)
     for published_name, shape in published(name).items():
-        parts = [places.pop(part) for part in weight_names(published_name, config.model_type)]
+        parts = [places.pop(part) for part in names(published_name)]
         assert (sum(len(part) for part in parts), *parts[0].shape[1:]) == shape
     assert not places
     assert model.get_output_embeddings().weight.shape[0] == CONFIGS[name]["embedding_size"]

@@ -194,8 +194,8 @@ MUTANTS = (
         "surplus weights are ignored",
         "test_every_weight_finds_its_place[surplus]",
         "load_model",
-        old="    return (name,)\n",
-        new="    return ()\n",
+        old='    r"lm_head\\.": "language_model.lm_head.",\n',
+        new='    r"lm_head\\.": "language_model.lm_head.",\n    r".*": (),\n',
     ),
     QWEN_VL.of("original/model.py").edited(
         "only the first file of weights is read",
@@ -215,8 +215,8 @@ MUTANTS = (
         "the model is left in training mode",
         "test_the_model_is_loaded_for_inference",
         "load_model",
-        old="names=weight_names, advice=_ADVICE\n    )\n",
-        new="names=weight_names, advice=_ADVICE\n    ).train()\n",
+        old="names=renamed(_NAMES), advice=_ADVICE\n    )\n",
+        new="names=renamed(_NAMES), advice=_ADVICE\n    ).train()\n",
     ),
     QWEN_VL.edited(
         "generation does not stop where a turn ends",

@@ -14,21 +14,9 @@ import transformers
 from torch import Tensor, nn
 
 from corellm.hookspecs import LoadConfig
-from corellm.modelling import load_published
+from corellm.modelling import load_published, renamed
 
 _TOWER = "model.vision_tower."
-_PREFIXES = {
-    "vision_model.embeddings.class_embedding": f"{_TOWER}embeddings.cls_token",
-    "vision_model.embeddings.position_embedding": f"{_TOWER}embeddings.position_embeddings",
-    "vision_model.embeddings.patch_embedding.": f"{_TOWER}embeddings.patch_embeddings.projection.",
-    "vision_model.": _TOWER,
-    "mlp1.0.": "model.multi_modal_projector.layer_norm.",
-    "mlp1.1.": "model.multi_modal_projector.linear_1.",
-    "mlp1.3.": "model.multi_modal_projector.linear_2.",
-    "language_model.lm_head.": "lm_head.",
-    "language_model.model.": "model.language_model.",
-}
-_LAYER = re.compile(r"vision_model\.encoder\.layers\.(\d+)\.(.+?)(\.weight|\.bias|)")
 _IN_LAYER = {
     "attn.qkv": ("attention.q_proj", "attention.k_proj", "attention.v_proj"),
     "attn.q_norm": ("attention.q_norm",),
@@ -41,8 +29,24 @@ _IN_LAYER = {
     "mlp.fc1": ("mlp.fc1",),
     "mlp.fc2": ("mlp.fc2",),
 }
-_COMPUTED = re.compile(r".*\.rotary_emb\.inv_freq")
-"""Constants in older checkpoints, computed here."""
+_NAMES = {
+    r".*\.rotary_emb\.inv_freq$": (),  # constants in older checkpoints, computed here
+    **{
+        rf"vision_model\.encoder\.layers\.(\d+)\.{re.escape(part)}(?=\.|$)": [
+            rf"{_TOWER}encoder.layer.\1.{own}" for own in ours
+        ]
+        for part, ours in _IN_LAYER.items()
+    },
+    r"vision_model\.embeddings\.class_embedding": f"{_TOWER}embeddings.cls_token",
+    r"vision_model\.embeddings\.position_embedding": f"{_TOWER}embeddings.position_embeddings",
+    r"vision_model\.embeddings\.patch_embedding\.": f"{_TOWER}embeddings.patch_embeddings.projection.",
+    r"vision_model\.": _TOWER,
+    r"mlp1\.0\.": "model.multi_modal_projector.layer_norm.",
+    r"mlp1\.1\.": "model.multi_modal_projector.linear_1.",
+    r"mlp1\.3\.": "model.multi_modal_projector.linear_2.",
+    r"language_model\.lm_head\.": "lm_head.",
+    r"language_model\.model\.": "model.language_model.",
+}
 
 
 def load_model(config: Any, load_config: LoadConfig) -> nn.Module:
@@ -58,10 +62,8 @@ def load_model(config: Any, load_config: LoadConfig) -> nn.Module:
             deepcopy(config), dtype=load_config.dtype, attn_implementation=attention
         )
 
-    unused = {"language_model.lm_head.weight"} if config.tie_word_embeddings else set()
-    model: Any = load_published(
-        make, load_config, weights=loaded_weights, names=lambda name: () if name in unused else weight_names(name)
-    )
+    unused = {r"language_model\.lm_head\.": ()} if config.tie_word_embeddings else {}
+    model: Any = load_published(make, load_config, weights=loaded_weights, names=renamed({**unused, **_NAMES}))
     if (load_config.model_path / "generation_config.json").is_file():
         model.generation_config = transformers.GenerationConfig.from_pretrained(load_config.model_path)
     loaded: nn.Module = model
@@ -75,16 +77,3 @@ def loaded_weights(model: Any) -> dict[str, Tensor]:
     if model.config.tie_word_embeddings:
         del weights["lm_head.weight"]
     return weights
-
-
-def weight_names(name: str) -> tuple[str, ...]:
-    """Return transformers' names of a published weight: it is split among several, and skipped for none."""
-    if _COMPUTED.fullmatch(name):
-        return ()
-    match = _LAYER.fullmatch(name)
-    if match is not None and match[2] in _IN_LAYER:
-        return tuple(f"{_TOWER}encoder.layer.{match[1]}.{part}{match[3]}" for part in _IN_LAYER[match[2]])
-    for prefix, theirs in _PREFIXES.items():
-        if name.startswith(prefix):
-            return (theirs + name.removeprefix(prefix),)
-    return (name,)

@@ -5,22 +5,16 @@ Reads safetensors only, in one file or many. Every weight of the model is in the
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
 from corellm.hookspecs import LoadConfig
-from corellm.modelling import load_published
+from corellm.modelling import load_published, renamed
 from corellm_molmo.vision import VisionBackbone
 
-_PREFIXES = {
-    "model.vision_backbone.": "vision_backbone.",
-    "model.transformer.wte.": "language_model.model.embed_tokens.",
-    "model.transformer.ln_f.": "language_model.model.norm.",
-    "model.transformer.ff_out.": "language_model.lm_head.",
-}
-_LAYER = re.compile(r"model\.transformer\.blocks\.(\d+)\.(.+)\.(weight|bias)")
+_TABLE = "language_model.model.embed_tokens."
 _IN_LAYER = {
     "att_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "attn_out": ("self_attn.o_proj",),
@@ -76,31 +70,30 @@ def load_model(config: Any, load_config: LoadConfig) -> MolmoModel:
         lambda: MolmoModel(config).to(load_config.dtype),
         load_config,
         weights=loaded_weights,
-        names=lambda name: weight_names(name, config.model_type),
+        names=weight_names(config.model_type),
     )
 
 
 def loaded_weights(model: MolmoModel) -> dict[str, Tensor]:
     """Return the model's weights by their names here; its embedding table in the two parts that a checkpoint has."""
     weights: dict[str, Tensor] = model.state_dict()
-    table = weights.pop("language_model.model.embed_tokens.weight")
+    table = weights.pop(f"{_TABLE}weight")
     ordinary, added = table.tensor_split([model.language_model.lm_head.out_features])
-    prefix = _PREFIXES["model.transformer.wte."]
-    return {**weights, f"{prefix}embedding": ordinary, f"{prefix}new_embedding": added}
+    return {**weights, f"{_TABLE}embedding": ordinary, f"{_TABLE}new_embedding": added}
 
 
-def weight_names(name: str, decoder: str) -> tuple[str, ...]:
-    """Return the names here of a checkpoint's weight, which is split among them: its own if it has no place.
-
-    Args:
-        name: in the checkpoint.
-        decoder: the configuration's `model_type`.
-    """
-    match = _LAYER.fullmatch(name)
-    parts = _IN_LAYER | _NORMS[decoder]
-    if match is not None and match[2] in parts:
-        return tuple(f"language_model.model.layers.{match[1]}.{part}.{match[3]}" for part in parts[match[2]])
-    for prefix, ours in _PREFIXES.items():
-        if name.startswith(prefix):
-            return (ours + name.removeprefix(prefix),)
-    return (name,)
+def weight_names(decoder: str) -> Callable[[str], tuple[str, ...]]:
+    """Return a function from a checkpoint's names to those here; `decoder` is the configuration's `model_type`."""
+    in_layer = {
+        rf"model\.transformer\.blocks\.(\d+)\.{part}\.": [rf"language_model.model.layers.\1.{own}." for own in ours]
+        for part, ours in {**_IN_LAYER, **_NORMS[decoder]}.items()
+    }
+    return renamed(
+        {
+            r"model\.vision_backbone\.": "vision_backbone.",
+            r"model\.transformer\.wte\.": _TABLE,
+            r"model\.transformer\.ln_f\.": "language_model.model.norm.",
+            r"model\.transformer\.ff_out\.": "language_model.lm_head.",
+            **in_layer,
+        }
+    )

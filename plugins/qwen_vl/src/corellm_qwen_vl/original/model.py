@@ -12,16 +12,9 @@ from typing import Any
 from torch import nn
 
 from corellm.hookspecs import LoadConfig
-from corellm.modelling import load_published
+from corellm.modelling import load_published, renamed
 from corellm_qwen_vl.original.vision import VisionTransformer
 
-_PREFIXES = {
-    "transformer.visual.": "visual.",
-    "transformer.wte.": "language_model.model.embed_tokens.",
-    "transformer.ln_f.": "language_model.model.norm.",
-    "lm_head.": "language_model.lm_head.",
-}
-_LAYER = re.compile(r"transformer\.h\.(\d+)\.(.+)\.(weight|bias)")
 _IN_LAYER = {
     "ln_1": ("input_layernorm",),
     "attn.c_attn": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -31,8 +24,17 @@ _IN_LAYER = {
     "mlp.w2": ("mlp.gate_proj",),  # the one that goes through SiLU
     "mlp.c_proj": ("mlp.down_proj",),
 }
-_COMPUTED = re.compile(r".*\.(masked_bias|rotary_emb\.inv_freq)")
-"""Constants in older checkpoints, computed here."""
+_NAMES = {
+    r".*\.(masked_bias|rotary_emb\.inv_freq)$": (),  # constants in older checkpoints, computed here
+    **{
+        rf"transformer\.h\.(\d+)\.{re.escape(part)}\.": [rf"language_model.model.layers.\1.{own}." for own in ours]
+        for part, ours in _IN_LAYER.items()
+    },
+    r"transformer\.visual\.": "visual.",
+    r"transformer\.wte\.": "language_model.model.embed_tokens.",
+    r"transformer\.ln_f\.": "language_model.model.norm.",
+    r"lm_head\.": "language_model.lm_head.",
+}
 _ADVICE = "those that are published as pickles: python -m corellm_qwen_vl.original.convert DIRECTORY"
 
 
@@ -74,18 +76,5 @@ def load_model(config: Any, load_config: LoadConfig) -> QwenVLModel:
         CheckpointError: a file is absent or broken, or a weight is missing, misshapen or has no place.
     """
     return load_published(
-        lambda: QwenVLModel(config).to(load_config.dtype), load_config, names=weight_names, advice=_ADVICE
+        lambda: QwenVLModel(config).to(load_config.dtype), load_config, names=renamed(_NAMES), advice=_ADVICE
     )
-
-
-def weight_names(name: str) -> tuple[str, ...]:
-    """Return the names here of a checkpoint's weight: it is split among several, and skipped for none."""
-    if _COMPUTED.fullmatch(name):
-        return ()
-    match = _LAYER.fullmatch(name)
-    if match is not None and match[2] in _IN_LAYER:
-        return tuple(f"language_model.model.layers.{match[1]}.{part}.{match[3]}" for part in _IN_LAYER[match[2]])
-    for prefix, ours in _PREFIXES.items():
-        if name.startswith(prefix):
-            return (ours + name.removeprefix(prefix),)
-    return (name,)
