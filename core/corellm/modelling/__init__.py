@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from corellm.modelling.decoder_inputs import DecoderInputs, Front
     from corellm.modelling.layer_inputs import LayerInputs
     from corellm.modelling.output_head import logits_function
-    from corellm.modelling.published import load_published, renamed
+    from corellm.modelling.published import ComposedModel, load_published, renamed
     from corellm.modelling.visibility import visible_tokens
     from corellm.modelling.weights import read_weights
 
 __all__ = [
+    "ComposedModel",
     "DecoderInputs",
     "Front",
     "LayerInputs",
@@ -41,6 +42,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "ComposedModel": "published",
     "DecoderInputs": "decoder_inputs",
     "Front": "decoder_inputs",
     "LayerInputs": "layer_inputs",

@@ -18,6 +18,24 @@ from corellm.modelling.weights import DOWNLOAD, fill_weights
 Model = TypeVar("Model", bound=nn.Module)
 
 
+class ComposedModel(nn.Module):
+    """Encoders beside `language_model`, a causal model of transformers, in which the engine finds what it needs."""
+
+    language_model: Any
+
+    def get_decoder(self) -> Any:
+        """Return the text decoder without its output layer."""
+        return self.language_model.get_decoder()
+
+    def get_input_embeddings(self) -> Any:
+        """Return the embedding table of text tokens."""
+        return self.language_model.get_input_embeddings()
+
+    def get_output_embeddings(self) -> Any:
+        """Return what makes logits of hidden states."""
+        return self.language_model.get_output_embeddings()
+
+
 def load_published(
     make: Callable[[], Model],
     load_config: LoadConfig,

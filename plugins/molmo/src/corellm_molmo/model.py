@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from corellm.hookspecs import LoadConfig
-from corellm.modelling import load_published, renamed
+from corellm.modelling import ComposedModel, load_published, renamed
 from corellm_molmo.vision import VisionBackbone
 
 _TABLE = "language_model.model.embed_tokens."
@@ -29,7 +29,7 @@ _NORMS = {
 }
 
 
-class MolmoModel(nn.Module):
+class MolmoModel(ComposedModel):
     """Vision tower and text decoder.
 
     Args:
@@ -43,21 +43,6 @@ class MolmoModel(nn.Module):
         self.vision_backbone = VisionBackbone(config.vision, config.intermediate_size, config.hidden_size)
         self.language_model = AutoModelForCausalLM.from_config(config)
         self.language_model.model.embed_tokens = nn.Embedding(config.num_embeddings, config.hidden_size)
-
-    def get_decoder(self) -> nn.Module:
-        """The text decoder without its output layer."""
-        decoder: nn.Module = self.language_model.model
-        return decoder
-
-    def get_input_embeddings(self) -> nn.Module:
-        """Of text tokens."""
-        embeddings: nn.Module = self.language_model.model.embed_tokens
-        return embeddings
-
-    def get_output_embeddings(self) -> nn.Module:
-        """Hidden states to logits; fewer than there are token ids, as images' tokens have none."""
-        head: nn.Module = self.language_model.lm_head
-        return head
 
 
 def load_model(config: Any, load_config: LoadConfig) -> MolmoModel:

@@ -9,10 +9,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from torch import nn
-
 from corellm.hookspecs import LoadConfig
-from corellm.modelling import load_published, renamed
+from corellm.modelling import ComposedModel, load_published, renamed
 from corellm_qwen_vl.original.vision import VisionTransformer
 
 _IN_LAYER = {
@@ -38,7 +36,7 @@ _NAMES = {
 _ADVICE = "those that are published as pickles: python -m corellm_qwen_vl.original.convert DIRECTORY"
 
 
-class QwenVLModel(nn.Module):
+class QwenVLModel(ComposedModel):
     """Vision tower and text decoder.
 
     Args:
@@ -52,21 +50,6 @@ class QwenVLModel(nn.Module):
         self.visual = VisionTransformer(config.visual)
         self.language_model = Qwen2ForCausalLM(config)
         self.generation_config = self.language_model.generation_config
-
-    def get_decoder(self) -> nn.Module:
-        """The text decoder without its output layer."""
-        decoder: nn.Module = self.language_model.model
-        return decoder
-
-    def get_input_embeddings(self) -> nn.Module:
-        """Of text tokens."""
-        embeddings: nn.Module = self.language_model.model.embed_tokens
-        return embeddings
-
-    def get_output_embeddings(self) -> nn.Module:
-        """Hidden states to logits."""
-        head: nn.Module = self.language_model.lm_head
-        return head
 
 
 def load_model(config: Any, load_config: LoadConfig) -> QwenVLModel:
