@@ -1,11 +1,20 @@
-"""Parts of tiny random checkpoints: a tokenizer trained in place, weights random enough for varied output."""
+"""Parts of tiny random checkpoints: a tokenizer trained in place, small sizes, weights random enough for varied output.
+
+Weights are spread wider than by a default initialisation, so that mistakes change the output. Those of a model of
+transformers are randomized; those of a model that it does not have are written under their published names.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CORPUS = (
     "What shape is in the picture? A red circle, a blue square, a green triangle.",
@@ -24,6 +33,7 @@ def train_tokenizer(
     pad: str | None = None,
     unk: str | None = None,
     add_bos: bool = False,
+    **arguments: Any,
 ) -> Any:
     """Return a byte-level BPE tokenizer trained on a few sentences.
 
@@ -32,6 +42,8 @@ def train_tokenizer(
         vocab_size: tokens in all.
         bos, eos, pad, unk: the usual special tokens; None for no such token.
         add_bos: begin every text with `bos`.
+        arguments: further ones of `PreTrainedTokenizerFast`, as `extra_special_tokens={"image_token": "<image>"}`:
+            the tokenizer then has that attribute.
 
     Returns:
         A `PreTrainedTokenizerFast`.
@@ -57,8 +69,9 @@ def train_tokenizer(
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokenizer.token_to_id(bos))]
         )
-    extra = [token for token in specials if token not in named.values()]
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, additional_special_tokens=extra, **named)
+    if "extra_special_tokens" not in arguments:
+        arguments["additional_special_tokens"] = [token for token in specials if token not in named.values()]
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named, **arguments)
     fast.model_input_names = ["input_ids", "attention_mask"]
     return fast
 
@@ -97,6 +110,28 @@ def spare(count: int) -> list[str]:
     return [f"<|spare_{i}|>" for i in range(count)]
 
 
+def special_token_ids(tokenizer: Any) -> dict[str, Any]:
+    """Return the ids of a tokenizer's usual special tokens, by the names that configurations have for them."""
+    return {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+
+
+def layer_sizes(hidden_size: int = 64, num_layers: int = 2, **more: Any) -> dict[str, Any]:
+    """Return arguments of a configuration: small sizes, four heads, by the names that most have; and `more`."""
+    return {
+        "hidden_size": hidden_size,
+        "intermediate_size": 2 * hidden_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": 4,
+        **more,
+    }
+
+
+def decoder_settings(tokenizer: Any, hidden_size: int = 64, num_layers: int = 2, **more: Any) -> dict[str, Any]:
+    """Return arguments of a text decoder's configuration: `layer_sizes`, the tokenizer's tokens; and `more`."""
+    common = {"vocab_size": len(tokenizer), "max_position_embeddings": 1024, **special_token_ids(tokenizer)}
+    return layer_sizes(hidden_size, num_layers, **{**common, **more})
+
+
 def randomize_weights(model: Any, seed: int) -> None:
     """Overwrite weights and biases with wide random values: a default initialisation makes greedy output constant.
 
@@ -125,6 +160,80 @@ def randomize_weights(model: Any, seed: int) -> None:
     model.eval()
 
 
+def with_biases(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of modules' weights and biases, `{"module.weight": shape}`, given those of the weights.
+
+    Args:
+        shapes: `{module: shape of its weight}`: of linear layers, convolutions and norms.
+    """
+    return {
+        f"{module}.{part}": part_shape
+        for module, shape in shapes.items()
+        for part, part_shape in (("weight", shape), ("bias", shape[:1]))
+    }
+
+
+def write_weights(
+    path: str | Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    seed: int,
+    spread: Mapping[str, float | Callable[[Tensor], Tensor]] | None = None,
+    *,
+    num_shards: int = 1,
+) -> None:
+    """Write random weights under their published names, for a model that transformers does not have.
+
+    Norms are about one, biases about nothing, matrices are spread by the number of their inputs.
+
+    Args:
+        path: the checkpoint's directory.
+        shapes: `{name: shape}`.
+        seed: of the random numbers.
+        spread: what differs from that, `{pattern of names: a standard deviation, or a function of normal noise}`; the
+            first pattern that fits counts.
+        num_shards: files to spread the weights over; more than one come with an index.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    def spread_out(name: str, noise: Tensor) -> Tensor:
+        special = next((value for pattern, value in (spread or {}).items() if fnmatchcase(name, pattern)), None)
+        if special is not None:
+            return special(noise) if callable(special) else special * noise
+        if noise.dim() == 1:
+            return 1 + 0.1 * noise if name.endswith("weight") else 0.1 * noise
+        root: float = math.prod(noise.shape[1:]) ** 0.5
+        return noise * 1.4 / root
+
+    path, generator = Path(path), torch.Generator().manual_seed(seed)
+    tensors = {
+        name: spread_out(name, torch.randn(shape, generator=generator)) for name, shape in sorted(shapes.items())
+    }
+    if num_shards == 1:
+        save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+        return
+    files = [f"model-{i + 1:05}-of-{num_shards:05}.safetensors" for i in range(num_shards)]
+    weight_map = {name: files[i % num_shards] for i, name in enumerate(tensors)}
+    for file in files:
+        held = {name: tensor for name, tensor in tensors.items() if weight_map[name] == file}
+        save_file(held, path / file, metadata={"format": "pt"})
+    total_size = sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
+    write_json(path, {"model.safetensors.index.json": index})
+
+
+def write_json(path: str | Path, files: Mapping[str, Any]) -> None:
+    """Write a checkpoint's JSON files.
+
+    Args:
+        path: its directory; made if need be.
+        files: `{name: content}`.
+    """
+    Path(path).mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (Path(path) / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
 def set_architecture(path: str | Path, name: str) -> None:
     """Write an architecture's name into a checkpoint's `config.json`: corellm chooses the adapter by it.
 
@@ -134,7 +243,5 @@ def set_architecture(path: str | Path, name: str) -> None:
         path: the checkpoint's directory.
         name: of the plugin's entry point.
     """
-    file = Path(path) / "config.json"
-    config = json.loads(file.read_text(encoding="utf-8"))
-    config["architectures"] = [name]
-    file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    config = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
+    write_json(path, {"config.json": {**config, "architectures": [name]}})

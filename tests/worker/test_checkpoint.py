@@ -24,7 +24,8 @@ from transformers import dynamic_module_utils as transformers_code
 from corellm import LLM, SamplingParams
 from corellm.config import ModelConfig
 from corellm.errors import CheckpointError, ConfigError, PluginNotFoundError
-from corellm.modelling.weights import check_names, check_weights
+from corellm.modelling import renamed
+from corellm.modelling.weights import check_names, fill_weights
 from corellm.worker import checkpoint as checkpoints
 from corellm.worker.checkpoint_files import check_files
 from corellm.worker.missing_torchvision import way_out
@@ -322,10 +323,28 @@ def test_which_surplus_weights_a_model_would_use(tmp_path: Path, prefix: str, na
     with pytest.raises(CheckpointError, match="no place for: " + re.escape(name)) if is_used else nullcontext():
         check_names(tmp_path, wanted, missing=(), surplus=[name], misshapen=(), prefix=prefix)
     if not prefix:
-        found = wanted | {name: torch.zeros(1)}
+        save_file(wanted | {name: torch.zeros(1)}, tmp_path / WEIGHTS)
         with nullcontext() if not is_used else pytest.raises(CheckpointError):
-            check_weights(tmp_path, wanted, found)
-        assert (name in found) is is_used
+            fill_weights(tmp_path, wanted, lambda name: (name,))
+
+
+def test_weights_go_to_their_places(tmp_path: Path) -> None:
+    """A published one may be several of a model's, one behind the other, or a part of one, or have no use."""
+    sizes = {"qkv": (5, 2), "old": (3, 2), "new": (1, 2), "constant": (2,)}
+    published = {name: torch.randn(size) for name, size in sizes.items()}
+    save_file(published, tmp_path / WEIGHTS)
+    table, q, k, v = (torch.zeros(rows, 2, dtype=torch.bfloat16) for rows in (4, 3, 1, 1))
+    places = {"q": q, "k": k, "v": v, "old": table[:3], "new": table[3:]}
+    names = renamed({r"(q)(k)(v)$": [r"\1", r"\2", r"\3"], "const": ()})
+    fill_weights(tmp_path, places, names)
+    assert torch.equal(torch.cat([q, k, v]), published["qkv"].bfloat16())
+    assert torch.equal(table, torch.cat([published["old"], published["new"]]).bfloat16())
+    for wrong, words in (
+        ({"k": torch.zeros(2, 2)}, r"qkv \[5, 2\] \(the model has \[6, 2\]\)"),
+        ({"other": torch.zeros(1)}, "lacks .*: other"),
+    ):
+        with pytest.raises(CheckpointError, match=words):
+            fill_weights(tmp_path, places | wrong, names)
 
 
 def test_a_layer_too_many_of_a_whole_model_in_its_inner_one(tmp_path: Path) -> None:

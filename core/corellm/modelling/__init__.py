@@ -5,6 +5,7 @@ package imports no torch. The files, in reading order:
 
     decoder_inputs      what a model gives its decoder: embeddings with items merged, positions, masks, ...
     layer_inputs        rows that its layers take beside a token's embedding
+    published           a model that transformers does not have, loaded
     weights             a checkpoint's weights under their published names
     decoder_attention   which attention its layers call
     visibility          which tokens its layers let each token see
@@ -22,33 +23,36 @@ if TYPE_CHECKING:
     from corellm.modelling.decoder_inputs import DecoderInputs, Front
     from corellm.modelling.layer_inputs import LayerInputs
     from corellm.modelling.output_head import logits_function
+    from corellm.modelling.published import ComposedModel, load_published, renamed
     from corellm.modelling.visibility import visible_tokens
-    from corellm.modelling.weights import check_weights, read_weights, weight_files
+    from corellm.modelling.weights import read_weights
 
 __all__ = [
+    "ComposedModel",
     "DecoderInputs",
     "Front",
     "LayerInputs",
-    "check_weights",
     "item_token_ids",
     "load_config",
+    "load_published",
     "logits_function",
     "read_weights",
+    "renamed",
     "visible_tokens",
-    "weight_files",
 ]
 
 _HOMES = {
+    "ComposedModel": "published",
     "DecoderInputs": "decoder_inputs",
     "Front": "decoder_inputs",
     "LayerInputs": "layer_inputs",
     "item_token_ids": "configurations",
     "load_config": "configurations",
+    "load_published": "published",
     "logits_function": "output_head",
+    "renamed": "published",
     "visible_tokens": "visibility",
-    "check_weights": "weights",
     "read_weights": "weights",
-    "weight_files": "weights",
 }
 
 

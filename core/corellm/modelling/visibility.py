@@ -5,34 +5,16 @@ Knows transformers' attention and mask functions; knows no model family.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from corellm.errors import ContractError
-from corellm.modelling.decoder_attention import attention_configs, set_attention
+from corellm.modelling.decoder_attention import attention_configs, recorded_attention
 
 _NAME = "corellm_visibility"
-
-
-class _Recorder:
-    """Gets what layers pass to attention."""
-
-    def __init__(self) -> None:
-        self.seen: dict[int, Tensor] = {}
-
-    def note(self, layer: int, num_tokens: int, mask: Any, window: int | None, device: torch.device) -> None:
-        """Note what a layer's tokens see: by its mask, else those up to themselves, within a window."""
-        if mask is None:
-            positions = torch.arange(num_tokens, device=device)
-            seen = positions <= positions[:, None]
-            self.seen[layer] = seen if window is None else seen & (positions > positions[:, None] - window)
-        else:
-            mask = mask[0, 0, -num_tokens:, -num_tokens:]
-            self.seen[layer] = mask if mask.dtype == torch.bool else mask >= 0  # floating ones are added to scores
 
 
 @torch.inference_mode()
@@ -50,22 +32,33 @@ def visible_tokens(
     Raises:
         ContractError: its decoder attends in another way.
     """
-    recorder = _Recorder()
+    seen: dict[int, Tensor] = {}
 
-    def attend(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *_: Any, **more: Any
-    ) -> tuple[Tensor, None]:
-        layer: Any = getattr(module, "layer_idx", None)
-        if layer is not None:
+    def record(layer: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **more: Any) -> None:
+        index: Any = getattr(layer, "layer_idx", None)
+        if index is not None:
             own = more.get("sliding_window")
-            recorder.note(layer, query.shape[2], attention_mask, own and (window or own), query.device)
-        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+            seen[index] = _seen(query.shape[2], mask, own and (window or own), query.device)
 
-    with _attending(model, decoder, attend, window):
+    stated: Any = getattr(model, "config", None)
+    found = [*attention_configs(decoder), *([] if stated is None else [stated.get_text_config()])]
+    configs = {id(config): config for config in found}.values()
+    with recorded_attention(_NAME, configs, record, _make_mask, window=window):
         model(**inputs, use_cache=False)
-    if not recorder.seen:
+    if not seen:
         raise ContractError(f"{type(decoder).__name__} does not attend through transformers' AttentionInterface")
-    return recorder.seen
+    return seen
+
+
+def _seen(num_tokens: int, mask: Any, window: int | None, device: torch.device) -> Tensor:
+    """Return what a layer's tokens see: by its mask, else those up to themselves, within a window."""
+    if mask is None:
+        positions = torch.arange(num_tokens, device=device)
+        seen = positions <= positions[:, None]
+        return seen if window is None else seen & (positions > positions[:, None] - window)
+    mask = mask[0, 0, -num_tokens:, -num_tokens:]
+    by_mask: Tensor = mask if mask.dtype == torch.bool else mask >= 0  # floating ones are added to scores
+    return by_mask
 
 
 def _make_mask(**arguments: Any) -> Tensor | None:
@@ -74,33 +67,3 @@ def _make_mask(**arguments: Any) -> Tensor | None:
 
     mask: Tensor | None = sdpa_mask(**{**arguments, "allow_is_causal_skip": False})
     return mask
-
-
-@contextmanager
-def _attending(model: nn.Module, decoder: nn.Module, attend: Callable[..., Any], window: int | None) -> Iterator[None]:
-    """Inside the block, let the layers of a text decoder call `attend`, with their masks as tensors."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface.register(_NAME, attend)
-    AttentionMaskInterface.register(_NAME, _make_mask)
-    stated: Any = getattr(model, "config", None)
-    found = [*attention_configs(decoder), *([] if stated is None else [stated.get_text_config()])]
-    configs = {id(config): config for config in found}
-    before = {key: (config._attn_implementation, _window_of(config)) for key, config in configs.items()}
-    try:
-        for key, config in configs.items():
-            set_attention(config, _NAME)
-            if window is not None and before[key][1] is not None:
-                config.sliding_window = window
-        yield
-    finally:
-        for key, config in configs.items():
-            name, own = before[key]
-            set_attention(config, name)
-            if own is not None:
-                config.sliding_window = own
-
-
-def _window_of(config: Any) -> int | None:
-    window: int | None = getattr(config, "sliding_window", None)
-    return window

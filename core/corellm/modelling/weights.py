@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from corellm.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
+DOWNLOAD = "download all files"
 _INDEX = "model.safetensors.index.json"
 _COMPUTED = frozenset(
     {"position_ids", "token_type_ids", "inv_freq", "cos_cached", "sin_cached", "masked_bias", "exp_avg", "exp_avg_sq"}
@@ -26,7 +28,7 @@ _LAYER = re.compile(r"[^.]+\.\D[^.]*(\.[^.]+)*?\.\d+\.")
 """Names of weights in numbered layers: the model's own, also where an adapter left a published name as it is."""
 
 
-def weight_files(path: Path, *, advice: str = "download all files") -> list[Path]:
+def weight_files(path: Path, *, advice: str = DOWNLOAD) -> list[Path]:
     """Return a checkpoint's files with weights: those that its index names, else all.
 
     Args:
@@ -54,7 +56,7 @@ def weight_files(path: Path, *, advice: str = "download all files") -> list[Path
     return files
 
 
-def read_weights(path: Path, *, advice: str = "download all files") -> Iterator[tuple[str, Tensor]]:
+def read_weights(path: Path, *, advice: str = DOWNLOAD) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and the tensor of each of a checkpoint's weights, on the host.
 
     Args:
@@ -74,26 +76,41 @@ def read_weights(path: Path, *, advice: str = "download all files") -> Iterator[
             raise CheckpointError(f"{file}: the weights cannot be read ({error}); download the file again") from error
 
 
-def check_weights(path: Path, wanted: Mapping[str, Tensor], found: MutableMapping[str, Tensor]) -> None:
-    """Check that a checkpoint has all weights of a model, in their shapes, and none that a module has no place for.
+@torch.no_grad()
+def fill_weights(
+    path: Path,
+    weights: Mapping[str, Tensor],
+    names: Callable[[str], Sequence[str]],
+    *,
+    advice: str = DOWNLOAD,
+) -> None:
+    """Write a checkpoint's weights into a model's memory, each in turn.
 
     Args:
-        path: of the checkpoint, for the error.
-        wanted: the model's, by name; only shapes are looked at.
-        found: the checkpoint's, by the model's names; those of no module of the model are taken out, with one warning.
+        path: of the checkpoint.
+        weights: `{name: memory}`, all that is to be written.
+        names: returns, for a name in the checkpoint, those of `weights` that its tensor has one behind the other along
+            the first dimension; none for a weight without a use.
+        advice: as of `weight_files`.
 
     Raises:
-        CheckpointError: one is missing, misshapen, or has no place in a module.
+        CheckpointError: a file is absent or broken; or a weight is missing, misshapen, or has no place in a module.
     """
-    misshapen = [
-        f"{name} {list(tensor.shape)} (the model has {list(wanted[name].shape)})"
-        for name, tensor in found.items()
-        if name in wanted and tensor.shape != wanted[name].shape
-    ]
-    surplus = found.keys() - wanted.keys()
-    check_names(path, wanted, missing=wanted.keys() - found.keys(), surplus=surplus, misshapen=misshapen)
-    for name in surplus:
-        del found[name]
+    missing, surplus, misshapen = {*weights}, set[str](), list[str]()
+    for name, tensor in read_weights(path, advice=advice):
+        targets = names(name)
+        missing.difference_update(targets)
+        if unknown := [target for target in targets if target not in weights]:
+            surplus.update(unknown)
+        elif places := [weights[target] for target in targets]:
+            sizes = [len(place) for place in places] if len(places) > 1 else []
+            shape = [sum(sizes), *places[0].shape[1:]] if sizes else list(places[0].shape)
+            if list(tensor.shape) != shape:
+                misshapen.append(f"{name} {list(tensor.shape)} (the model has {shape})")
+                continue
+            for place, part in zip(places, torch.split(tensor, sizes) if sizes else [tensor], strict=True):
+                place.copy_(part)
+    check_names(path, weights.keys(), missing=missing, surplus=surplus, misshapen=misshapen)
 
 
 def check_names(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from corellm.tiny_checkpoints import randomize_weights, train_tokenizer
+from corellm.tiny_checkpoints import randomize_weights, special_token_ids, train_tokenizer
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'].upper() }}: {{ message['content'] }}\n{% endfor %}"
@@ -16,20 +16,14 @@ CHAT_TEMPLATE = (
 def make_tiny_checkpoint(
     path: str | Path, seed: int = 0, *, architecture: str = "LlamaForCausalLM", **config: Any
 ) -> Path:
-    """Write a checkpoint in the Hugging Face layout: configuration, weights, tokenizer.
+    """Write a checkpoint in the Hugging Face layout into `path`, and return that; `seed` is the weights'.
 
     Args:
-        path: directory to write to; made if need be.
-        seed: of the weights.
         architecture: a class of transformers.
         config: arguments of its configuration, beside the usual sizes and special tokens.
-
-    Returns:
-        `path`.
     """
     import transformers
 
-    path = Path(path)
     tokenizer = train_tokenizer([], bos="<s>", eos="</s>", pad="<pad>", unk="<unk>", add_bos=True)
     tokenizer.chat_template = CHAT_TEMPLATE
     sizes = {
@@ -38,13 +32,11 @@ def make_tiny_checkpoint(
         "num_attention_heads": 4,
         "vocab_size": len(tokenizer),
         "max_position_embeddings": 1024,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
+        **special_token_ids(tokenizer),
     }
     cls = getattr(transformers, architecture)
     model = cls(cls.config_class(**{**sizes, **config}))
     randomize_weights(model, seed)
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
-    return path
+    return Path(path)

@@ -11,8 +11,7 @@ transformers' attention and mask functions; knows no model family.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Set
 from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any, NoReturn
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 from corellm.attention.backend import AttentionBackend
 from corellm.attention.paged import ATTENTION_NAME, not_paged
 from corellm.errors import CheckpointError, ContractError, CorellmError, raised_at
-from corellm.modelling.decoder_attention import set_attention
+from corellm.modelling.decoder_attention import recorded_attention
 from corellm.modelling.layer_inputs import no_rows, rows_width
 from corellm.modelling.visibility import visible_tokens
 from corellm.worker.kv_cache import LayerLayout
@@ -65,7 +64,7 @@ class _StatedMask:
 
 
 class _Probe:
-    """Gets what layers pass to attention, as `paged`.
+    """Gets what layers pass to attention.
 
     Args:
         decoder: its class, or that of the model around it, for messages.
@@ -94,6 +93,19 @@ class _Probe:
         positions = torch.arange(_NUM_TOKENS, device=self._keys.device)[None]
         embeds = torch.zeros(1, _NUM_TOKENS, hidden_size, dtype=dtype, device=positions.device)
         return language_model(inputs_embeds=embeds, position_ids=positions, use_cache=False, paged=self)[0]
+
+    def record(self, layer: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **more: Any) -> None:
+        """Note and check what a layer passes to attention, as `paged_attention` takes it.
+
+        Raises:
+            CheckpointError: the engine does not compute it.
+            ContractError: the layer did not get `paged`.
+        """
+        if more.pop("paged", None) is None:
+            raise not_paged(layer)
+        window, softcap, sinks = (more.pop(name, None) for name in ("sliding_window", "softcap", "s_aux"))
+        self.note(layer, query, key, value)
+        self.check(layer, mask, window, softcap, sinks, more)
 
     def note(self, layer: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> None:
         """Note the shape of a layer's keys and values, and the layer whose they are: some share those of another."""
@@ -154,48 +166,9 @@ class _Probe:
         return seen if window is None else seen & (self._keys > self._queries - window)
 
 
-def _probe_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Any,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    paged: _Probe | None = None,
-    **more: Any,
-) -> tuple[Tensor, None]:
-    """Take the place of `paged_attention`, and return zeros."""
-    if paged is None:
-        raise not_paged(module)
-    paged.note(module, query, key, value)
-    paged.check(module, attention_mask, sliding_window, softcap, s_aux, more)
-    return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
-
-
 def _state_mask(*, mask_function: Callable[..., Any], **_: Any) -> _StatedMask:
     """Take the place of transformers' functions that make masks."""
     return _StatedMask(mask_function)
-
-
-@contextmanager
-def _probing(decoder: nn.Module) -> Iterator[None]:
-    """Inside the block, let the layers of a text decoder call `_probe_attention`, with masks as they are stated."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface.register(_PROBE_NAME, _probe_attention)
-    AttentionMaskInterface.register(_PROBE_NAME, _state_mask)
-    found = {id(config): config for module in decoder.modules() if (config := getattr(module, "config", None))}
-    paged: list[Any] = [c for c in found.values() if getattr(c, "_attn_implementation", None) == ATTENTION_NAME]
-    try:
-        for config in paged:
-            set_attention(config, _PROBE_NAME)
-        yield
-    finally:
-        for config in paged:
-            set_attention(config, ATTENTION_NAME)
 
 
 @torch.inference_mode()
@@ -227,8 +200,10 @@ def probe_decoder(
         ContractError: it never calls paged attention, or returns something else than hidden states.
     """
     probe = probe_class(type(language_model).__name__, max_len, softcaps, sinks, device)
+    found = {id(c): c for module in language_model.modules() if (c := getattr(module, "config", None))}
+    paged = [c for c in found.values() if getattr(c, "_attn_implementation", None) == ATTENTION_NAME]
     try:
-        with _probing(language_model):
+        with recorded_attention(_PROBE_NAME, paged, probe.record, _state_mask):
             output = probe.run(language_model, embedding_width, dtype)
     except (CorellmError, torch.OutOfMemoryError):
         raise

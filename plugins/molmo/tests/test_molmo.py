@@ -15,7 +15,7 @@ from corellm.errors import CheckpointError, ItemLimitError, ProcessorKwargsError
 from corellm.tiny_checkpoints import train_tokenizer
 from corellm_molmo.config import VISION
 from corellm_molmo.processor import MolmoImageProcessor, MolmoProcessor
-from corellm_molmo.reference import PlainModel, PlainProcessor
+from corellm_molmo.reference import PlainMolmo, PlainProcessor
 from corellm_molmo.tiny import make_tiny_checkpoint
 from corellm_molmo.tokenizer import load_tokenizer
 from corellm_testing.items import make_image
@@ -76,7 +76,7 @@ def test_narrower_than_a_pixel(published: tuple[MolmoImageProcessor, PlainProces
 def test_patches_of_padding(tmp_path: Path, decoder: str) -> None:
     """Images with patches that are padding, wholly and in part, give the plain forward pass's tokens."""
     path = make_tiny_checkpoint(tmp_path, decoder=decoder)
-    processor, model = PlainProcessor(path), PlainModel(path)
+    processor, model = PlainProcessor(path), PlainMolmo(path)
     with LLM(str(path), dtype="float32") as llm:
         for size in ((150, 33), (33, 150), (300, 40)):
             image, text = make_image(*size, seed=size[0]), " User: What is it? Assistant:"

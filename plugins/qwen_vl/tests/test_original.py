@@ -25,7 +25,7 @@ from corellm.errors import (
     SurplusPlaceholderError,
     UnsupportedModalityError,
 )
-from corellm_qwen_vl.original.reference import PlainModel, PlainTokenizer, pixels
+from corellm_qwen_vl.original.reference import PlainQwenVL, PlainTokenizer, pixels
 from corellm_qwen_vl.original.tiny import make_tiny_checkpoint
 
 
@@ -132,7 +132,7 @@ def test_sample_photographs(llm: LLM, reference: PlainTokenizer) -> None:
     from sklearn.datasets import load_sample_images
 
     photographs = [Image.fromarray(image) for image in load_sample_images().images]
-    model = PlainModel(llm.engine.context.model_path)
+    model = PlainQwenVL(llm.engine.context.model_path)
     text = "Picture 1: <img>1.jpg</img>\nPicture 2: <img>2.jpg</img>\nWhat differs?"
     ends = [reference.specials[token] for token in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")]
     want, _ = model.generate(reference.encode_prompt(text, 256), photographs, 6, never=ends)

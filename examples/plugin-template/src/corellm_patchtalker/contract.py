@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
-from corellm_testing import AdapterContract, Continuation, Reference
+from corellm_testing import AdapterContract, Continuation, Reference, generate_plain, plain_weights
 
 from corellm_patchtalker import PatchTalker
 
@@ -51,16 +51,13 @@ class PlainPatchTalker(Reference):
                 weights = self._weights
                 projected = inputs["patches"] @ weights["projection.weight"].T + weights["projection.bias"]
                 hidden[prompt == self._tokenizer.convert_tokens_to_ids("<image>")] = projected
-            tokens: list[int] = []
-            logprobs: list[float] = []
-            for _ in range(max_tokens):
-                scores = self._llama(inputs_embeds=hidden[None]).logits[0, -1].log_softmax(-1)
-                allowed = scores.clone()
-                allowed[self._tokenizer.eos_token_id] = -torch.inf
-                tokens.append(int(allowed.argmax()))
-                logprobs.append(float(scores[tokens[-1]]))
-                hidden = torch.cat([hidden, embeddings(torch.tensor(tokens[-1:]))])
-        return Continuation(prompt.tolist(), tokens, logprobs)
+
+        def next_logits(tokens: list[int]) -> Any:
+            behind = embeddings(torch.tensor(tokens, dtype=torch.long))
+            return self._llama(inputs_embeds=torch.cat([hidden, behind])[None]).logits[0, -1]
+
+        never = [self._tokenizer.eos_token_id]
+        return Continuation(prompt.tolist(), *generate_plain(next_logits, max_tokens, never))
 
     def _cut(self, image: Any, most: int) -> list[list[Any]]:
         """Return rows of patches."""
@@ -94,10 +91,7 @@ class PlainPatchTalker(Reference):
 
     @cached_property
     def _weights(self) -> dict[str, Any]:
-        from safetensors.torch import load_file
-
-        weights: dict[str, Any] = load_file(self.checkpoint / "model.safetensors")
-        return weights
+        return plain_weights(self.checkpoint)
 
     @cached_property
     def _llama(self) -> Any:

@@ -1,7 +1,4 @@
-"""A tiny random PatchTalker checkpoint, made without downloads: for the contract and experiments.
-
-Weights are spread wider than a default initialisation, so that errors change the output.
-"""
+"""A tiny random PatchTalker checkpoint, made without downloads: for the contract and experiments."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from corellm.tiny_checkpoints import randomize_weights, spare, train_tokenizer
+from corellm.tiny_checkpoints import decoder_settings, randomize_weights, spare, train_tokenizer
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "other image and row tokens": {"spare_tokens": 3},
@@ -19,16 +16,11 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 
 def make_tiny_checkpoint(path: str | Path, seed: int = 0, *, patch_size: int = 8, spare_tokens: int = 0) -> Path:
-    """Write a checkpoint: configuration, weights, tokenizer. An image has up to 24 patches.
+    """Write a checkpoint into `path`, whose images have up to 24 patches, and return that; `seed` is the weights'.
 
     Args:
-        path: directory to write to; made if need be.
-        seed: of the weights.
         patch_size: side of a patch, in pixels.
         spare_tokens: special tokens without a use, which shift the ids of the family's.
-
-    Returns:
-        `path`.
     """
     from safetensors.torch import save_file
     from transformers import LlamaConfig
@@ -40,18 +32,7 @@ def make_tiny_checkpoint(path: str | Path, seed: int = 0, *, patch_size: int = 8
     tokenizer = train_tokenizer(
         [*spare(spare_tokens), "<image>", "<row>"], bos="<s>", eos="</s>", pad="<pad>", add_bos=True
     )
-    text_config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    text_config = LlamaConfig(**decoder_settings(tokenizer, num_key_value_heads=2))
     config = PatchTalkerConfig(
         architectures=["PatchTalkerForCausalLM"], text_config=text_config, patch_size=patch_size, max_patches=24
     )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from corellm_testing.contract import AdapterContract, TextContract
+    from corellm_testing.plain_model import PlainModel, causal, generate_plain, plain_weights, rotated
     from corellm_testing.reference import Continuation, Media, Reference, generate_one
     from corellm_testing.rules import ContractBroken
 
@@ -24,9 +25,14 @@ __all__ = [
     "Continuation",
     "ContractBroken",
     "Media",
+    "PlainModel",
     "Reference",
     "TextContract",
+    "causal",
     "generate_one",
+    "generate_plain",
+    "plain_weights",
+    "rotated",
 ]
 
 _HOMES = {
@@ -34,9 +40,14 @@ _HOMES = {
     "Continuation": "corellm_testing.reference",
     "ContractBroken": "corellm_testing.rules",
     "Media": "corellm_testing.reference",
+    "PlainModel": "corellm_testing.plain_model",
     "Reference": "corellm_testing.reference",
     "TextContract": "corellm_testing.contract",
+    "causal": "corellm_testing.plain_model",
     "generate_one": "corellm_testing.reference",
+    "generate_plain": "corellm_testing.plain_model",
+    "plain_weights": "corellm_testing.plain_model",
+    "rotated": "corellm_testing.plain_model",
 }
 
 

@@ -1,7 +1,4 @@
-"""A tiny random BLIP-2 checkpoint, made without downloads: for contract tests and experiments.
-
-Weights are spread wider than a default initialisation, so that errors change the output.
-"""
+"""A tiny random BLIP-2 checkpoint, made without downloads: for contract tests and experiments."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from corellm.tiny_checkpoints import randomize_weights, train_tokenizer
+from corellm.tiny_checkpoints import layer_sizes, randomize_weights, train_tokenizer
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "another number of queries": {"num_query_tokens": 5},
@@ -41,11 +38,9 @@ def make_tiny_checkpoint(
     image_size: int = 56,
     vocab_size: int = 400,
 ) -> Path:
-    """Write a checkpoint in the Hugging Face layout: configuration, weights, tokenizer, processor.
+    """Write a checkpoint in the Hugging Face layout into `path`, and return that; `seed` is the weights'.
 
     Args:
-        path: directory to write to; made if need be.
-        seed: of the weights.
         text: the text model.
         embed_image_token: whether the embedding table has a row for the image token.
         names_image_token: whether config.json says which token that is.
@@ -54,13 +49,9 @@ def make_tiny_checkpoint(
         stated_query_tokens: the same in the processor's configuration; processors of older checkpoints state none.
         image_size: side of the tower's square, in pixels; a multiple of 14, the patch.
         vocab_size: of the tokenizer without the image token, which comes last.
-
-    Returns:
-        `path`.
     """
     import transformers
 
-    path = Path(path)
     tokenizer = train_tokenizer([], vocab_size=vocab_size, bos="</s>", eos="</s>", pad="<pad>", add_bos=True)
     text_vocabulary = len(tokenizer)
     processor = transformers.Blip2Processor(  # adds the image token, last
@@ -69,21 +60,8 @@ def make_tiny_checkpoint(
         num_query_tokens=num_query_tokens if stated_query_tokens == "the model's" else stated_query_tokens,
     )
     config = transformers.Blip2Config(
-        vision_config={
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "image_size": image_size,
-            "patch_size": 14,
-        },
-        qformer_config={
-            "vocab_size": 50,
-            "hidden_size": 48,
-            "intermediate_size": 96,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-        },
+        vision_config=layer_sizes(image_size=image_size, patch_size=14),
+        qformer_config=layer_sizes(48, vocab_size=50),
         text_config=_text_config(text, tokenizer, text_vocabulary + int(embed_image_token), hidden_size, num_layers),
         num_query_tokens=num_query_tokens,
         image_token_index=tokenizer.convert_tokens_to_ids("<image>") if names_image_token else None,
@@ -92,7 +70,7 @@ def make_tiny_checkpoint(
     randomize_weights(model, seed)
     model.save_pretrained(path)
     processor.save_pretrained(path)
-    return path
+    return Path(path)
 
 
 def _text_config(text: str, tokenizer: Any, vocab_size: int, hidden_size: int, num_layers: int) -> dict[str, Any]:

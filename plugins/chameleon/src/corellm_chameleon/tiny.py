@@ -1,7 +1,4 @@
-"""A tiny random Chameleon checkpoint, made without downloads: for contract tests and experiments.
-
-Weights are spread wider than a default initialisation, so that errors change the output.
-"""
+"""A tiny random Chameleon checkpoint, made without downloads: for contract tests and experiments."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from corellm.tiny_checkpoints import randomize_weights, spare, train_tokenizer
+from corellm.tiny_checkpoints import decoder_settings, randomize_weights, spare, train_tokenizer
 
 _BEGIN, _IMAGE, _END, _SEP = "<racm3:break>", "<image>", "<eoss>", "<reserved08706>"
 _NUM_CODES = 64
@@ -41,38 +38,28 @@ def make_tiny_checkpoint(
     swin_norm: bool = False,
     model_parallel_size: int = 1,
 ) -> Path:
-    """Write a checkpoint in the Hugging Face layout: configuration, weights, tokenizer, processor.
+    """Write a checkpoint in the Hugging Face layout into `path`, and return that; `seed` is the weights'.
 
     Args:
-        path: directory to write to; made if need be.
-        seed: of the weights.
         hidden_size, num_layers: of the decoder.
         image_size: width of an image in pixels, a multiple of 4.
         image_height: None for a square.
         spare_tokens: special tokens without a use, before the family's.
         stated_tokens: tokens of an image in the processor's configuration; None for as many as the model makes.
         swin_norm, model_parallel_size: of the decoder; the larger published checkpoint has True and 4.
-
-    Returns:
-        `path`.
     """
     import transformers
 
-    path, image_height = Path(path), image_height or image_size
+    image_height = image_height or image_size
     codes = [f"IMGIMG{_letters(code)}Z" for code in range(_NUM_CODES)]
-    trained = train_tokenizer(
+    tokenizer = train_tokenizer(
         [*spare(spare_tokens), _SEP, *codes, _BEGIN, _IMAGE, _END], vocab_size=500,
         bos="<s>", eos="</s>", pad="<pad>", add_bos=True,
-    )  # fmt: skip
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=trained.backend_tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>",
         sep_token=_SEP, extra_special_tokens={"image_token": _IMAGE, "boi_token": _BEGIN, "eoi_token": _END},
     )  # fmt: skip
     config = transformers.ChameleonConfig(
-        vocab_size=len(tokenizer), hidden_size=hidden_size, intermediate_size=2 * hidden_size,
-        num_hidden_layers=num_layers, num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=1024,
+        **decoder_settings(tokenizer, hidden_size, num_layers, num_key_value_heads=4),
         swin_norm=swin_norm, model_parallel_size=model_parallel_size,
-        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
         vocabulary_map=tokenizer.get_vocab(),
         vq_config={
             "embed_dim": 16, "latent_channels": 16, "num_embeddings": _NUM_CODES, "resolution": image_size,
@@ -90,7 +77,7 @@ def make_tiny_checkpoint(
     )
     model.save_pretrained(path)
     processor.save_pretrained(path)
-    return path
+    return Path(path)
 
 
 def _letters(number: int) -> str:

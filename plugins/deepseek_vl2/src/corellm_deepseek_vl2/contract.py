@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from corellm_deepseek_vl2 import DeepseekVL2
-from corellm_deepseek_vl2.reference import PlainModel, PlainProcessor
+from corellm_deepseek_vl2.reference import PlainDeepseek, PlainProcessor
 from corellm_testing import AdapterContract, Continuation, Media, Reference
 
 
@@ -17,9 +17,9 @@ class DeepseekVL2Reference(Reference):
     """The plain forward pass: transformers lacks this model. Images are cut whatever their number."""
 
     @cached_property
-    def model(self) -> PlainModel:
+    def model(self) -> PlainDeepseek:
         """Reads the published names."""
-        return PlainModel(self.checkpoint)
+        return PlainDeepseek(self.checkpoint)
 
     @cached_property
     def processor(self) -> PlainProcessor:

@@ -6,7 +6,6 @@ the pooling head of the tower, which published checkpoints have and the model do
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from transformers import DeepseekOcr2TextModel, DeepseekV2Model, DeepseekV3Model, GenerationConfig
 
 from corellm.hookspecs import LoadConfig
-from corellm.modelling import check_weights, read_weights
+from corellm.modelling import load_published
 from corellm_deepseek_vl2.vision import Projector, VisionTransformer, lay_out
 
 _DECODERS = {model.config_class: model for model in (DeepseekOcr2TextModel, DeepseekV2Model, DeepseekV3Model)}
@@ -76,26 +75,20 @@ def load_model(config: Any, load_config: LoadConfig) -> DeepseekVLV2:
     Raises:
         CheckpointError: a file is absent or broken, or a weight is missing, misshapen or has no place.
     """
-    with torch.device("meta"):
-        model = DeepseekVLV2(config)
-    decoder: Any = model.get_decoder()
-    model = model.to(load_config.dtype)
-    for gate in decoder.modules():
-        if hasattr(gate, _IN_FLOAT32):
-            setattr(gate, _IN_FLOAT32, getattr(gate, _IN_FLOAT32).float())
-    model = model.to_empty(device=load_config.device)
-    with load_config.device:
-        decoder.rotary_emb = type(decoder.rotary_emb)(decoder.config)  # its frequencies are computed, not loaded
-    weights = published_weights(model)
-    if load_config.load_format == "dummy":
-        for weight in weights.values():
-            nn.init.normal_(weight, std=0.02)
-    else:
-        _fill(load_config.model_path, weights)
-    decoder.config._attn_implementation = load_config.attn_implementation
+
+    def make() -> DeepseekVLV2:
+        model = DeepseekVLV2(config).to(load_config.dtype)
+        for gate in model.modules():
+            if hasattr(gate, _IN_FLOAT32):
+                setattr(gate, _IN_FLOAT32, getattr(gate, _IN_FLOAT32).float())
+        return model
+
+    model = load_published(
+        make, load_config, weights=published_weights, names=lambda name: () if name.startswith(_UNUSED) else (name,)
+    )
     if (load_config.model_path / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(load_config.model_path)
-    return model.eval()
+    return model
 
 
 def published_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -111,16 +104,3 @@ def published_weights(model: nn.Module) -> dict[str, Tensor]:
             for own, rows in zip(parts, expert.chunk(len(parts)), strict=True):
                 weights[f"{prefix}.mlp.experts.{number}.{own}.weight"] = rows
     return weights
-
-
-@torch.no_grad()
-def _fill(path: Path, weights: dict[str, Tensor]) -> None:
-    """Copy a checkpoint's weights into the model's."""
-    found: dict[str, Tensor] = {}
-    for name, tensor in read_weights(path):
-        place = weights.get(name)
-        if place is not None and place.shape == tensor.shape:
-            place.copy_(tensor)
-        if place is not None or not name.startswith(_UNUSED):
-            found[name] = tensor.to("meta")
-    check_weights(path, weights, found)

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, ImageOps
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
+
+from corellm_testing import PlainModel, causal, generate_plain, rotated
 
 
 class PlainProcessor:
@@ -93,19 +94,14 @@ class PlainProcessor:
         return tensor.sub(self.mean[:, None, None]).div(self.std[:, None, None]) if self.normalize else tensor
 
 
-class PlainModel:
+class PlainDeepseek(PlainModel):
     """The forward pass of one sequence."""
 
     def __init__(self, path: Path) -> None:
-        self.config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        super().__init__(path)
         self.text: dict[str, Any] = self.config["language_config"]
-        self.weights: dict[str, Tensor] = {}
-        for file in sorted(path.glob("*.safetensors")):
-            self.weights |= {name: tensor.float() for name, tensor in load_file(file).items()}
-
-    def linear(self, x: Tensor, name: str) -> Tensor:
-        y = x @ self.weights[f"{name}.weight"].T
-        return y + self.weights[f"{name}.bias"] if f"{name}.bias" in self.weights else y
+        self.base: float = self.text.get("rope_theta", 10000.0)
+        self.epsilon = self.text.get("rms_norm_eps", 1e-6)
 
     # --- images ---------------------------------------------------------------------------------------------------
 
@@ -133,10 +129,6 @@ class PlainModel:
             return torch.stack([*first, *between, *local])
         return torch.stack([*local, *between, *first])
 
-    def layer_norm(self, x: Tensor, name: str) -> Tensor:
-        weight, bias = self.weights[f"vision.{name}.weight"], self.weights[f"vision.{name}.bias"]
-        return (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-6).sqrt() * weight + bias
-
     def tower(self, view: Tensor) -> Tensor:
         """`[patches, width]`."""
         w, vision = self.weights, self.config["vision_config"]
@@ -151,10 +143,10 @@ class PlainModel:
         x = torch.stack(patches) @ kernel.T + w["vision.patch_embed.proj.bias"] + w["vision.pos_embed"][0]
         for i in range(vision["layers"]):
             block = f"blocks.{i}"
-            x = x + self.tower_attention(self.layer_norm(x, f"{block}.norm1"), f"vision.{block}.attn")
-            y = self.linear(self.layer_norm(x, f"{block}.norm2"), f"vision.{block}.mlp.fc1")
+            x = x + self.tower_attention(self.layer_norm(x, f"vision.{block}.norm1", 1e-6), f"vision.{block}.attn")
+            y = self.linear(self.layer_norm(x, f"vision.{block}.norm2", 1e-6), f"vision.{block}.mlp.fc1")
             x = x + self.linear(functional.gelu(y, approximate="tanh"), f"vision.{block}.mlp.fc2")
-        return self.layer_norm(x, "norm")
+        return self.layer_norm(x, "vision.norm", 1e-6)
 
     def tower_attention(self, x: Tensor, name: str) -> Tensor:
         size = x.shape[-1] // self.config["vision_config"].get("heads", 16)
@@ -204,11 +196,6 @@ class PlainModel:
             x = x + (self.experts(y, f"{layer}.mlp") if has_experts else self.mlp(y, f"{layer}.mlp"))
         return self.rms_norm(x, "language.model.norm")
 
-    def rms_norm(self, x: Tensor, name: str) -> Tensor:
-        epsilon: float = 1e-6 if "_a_" in name else self.text.get("rms_norm_eps", 1e-6)
-        normed: Tensor = x / (x.square().mean(-1, keepdim=True) + epsilon).sqrt()
-        return normed * self.weights[f"{name}.weight"]
-
     def mlp(self, x: Tensor, name: str) -> Tensor:
         inner = functional.silu(self.linear(x, f"{name}.gate_proj")) * self.linear(x, f"{name}.up_proj")
         return self.linear(inner, f"{name}.down_proj")
@@ -248,7 +235,7 @@ class PlainModel:
         parts = (torch.split(self.linear(x, f"{name}.{part}"), size, -1) for part in ("q_proj", "k_proj", "v_proj"))
         heads = []
         for q, k, v in zip(*parts, strict=True):
-            q, k = (torch.cat(self.rotated(*part.chunk(2, -1)), -1) for part in (q, k))
+            q, k = (torch.cat(rotated(*part.chunk(2, -1), base=self.base), -1) for part in (q, k))
             heads.append(causal(q @ k.T / size**0.5) @ v)
         return self.linear(torch.cat(heads, -1), f"{name}.o_proj")
 
@@ -259,46 +246,27 @@ class PlainModel:
         if text["q_lora_rank"] is None:
             queries = self.linear(x, f"{name}.q_proj")
         else:
-            queries = self.rms_norm(self.linear(x, f"{name}.q_a_proj"), f"{name}.q_a_layernorm")
+            queries = self.rms_norm(self.linear(x, f"{name}.q_a_proj"), f"{name}.q_a_layernorm", 1e-6)
             queries = self.linear(queries, f"{name}.q_b_proj")
         joint = self.linear(x, f"{name}.kv_a_proj_with_mqa")
         latent, key_turned = joint[:, :-turned], joint[:, -turned:]
-        both = self.linear(self.rms_norm(latent, f"{name}.kv_a_layernorm"), f"{name}.kv_b_proj")
+        both = self.linear(self.rms_norm(latent, f"{name}.kv_a_layernorm", 1e-6), f"{name}.kv_b_proj")
         heads = []
         by_head = torch.split(queries, plain + turned, -1), torch.split(both, plain + value, -1)
         for q, kv in zip(*by_head, strict=True):
             scores = q[:, :plain] @ kv[:, :plain].T
-            a, b = self.rotated(q[:, plain::2], q[:, plain + 1 :: 2])  # neighbours are rotated with each other
-            c, d = self.rotated(key_turned[:, 0::2], key_turned[:, 1::2])
+            # neighbours are rotated with each other
+            a, b = rotated(q[:, plain::2], q[:, plain + 1 :: 2], base=self.base)
+            c, d = rotated(key_turned[:, 0::2], key_turned[:, 1::2], base=self.base)
             scores = (scores + a @ c.T + b @ d.T) / (plain + turned) ** 0.5
             heads.append(causal(scores) @ kv[:, plain:])
         return self.linear(torch.cat(heads, -1), f"{name}.o_proj")
 
-    def rotated(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotate pairs by position times a frequency that falls with the pair's number."""
-        count = a.shape[-1]
-        frequencies = self.text.get("rope_theta", 10000.0) ** -(torch.arange(count).double() / count)
-        angles = torch.arange(len(a)).double()[:, None] * frequencies
-        cos, sin = angles.cos().float(), angles.sin().float()
-        return a * cos - b * sin, b * cos + a * sin
-
-    @torch.no_grad()
     def generate(
         self, ids: Sequence[int], image_id: int, images: Sequence[Tensor], max_tokens: int, never: Sequence[int] = ()
     ) -> tuple[list[int], list[float]]:
-        """Return greedy tokens, none of them in `never`, and their log-probabilities; without a cache."""
-        tokens: list[int] = []
-        logprobs: list[float] = []
-        for _ in range(max_tokens):
-            last = self.hidden([*ids, *tokens], image_id, images)[-1]
-            logits = self.weights["language.lm_head.weight"] @ last
-            allowed = logits.clone()
-            allowed[list(never)] = -torch.inf
-            tokens.append(int(allowed.argmax()))
-            logprobs.append(float(logits.log_softmax(-1)[tokens[-1]]))
-        return tokens, logprobs
-
-
-def causal(scores: Tensor) -> Tensor:
-    """Attention of each token to itself and those before it, `[tokens, tokens]`."""
-    return (scores + torch.full_like(scores, -torch.inf).triu(1)).softmax(-1)
+        """Return greedy tokens, none of them in `never`, and their log-probabilities."""
+        head = self.weights["language.lm_head.weight"]
+        return generate_plain(
+            lambda tokens: head @ self.hidden([*ids, *tokens], image_id, images)[-1], max_tokens, never
+        )

@@ -1,18 +1,16 @@
 """A tiny random DeepSeek-VL2 checkpoint, made without downloads, with the files and names of the published ones.
 
 The text decoder is like that of DeepSeek-VL2-Small: latent attention, experts chosen by softmax. Those of the other
-two are in `VARIANTS`. Weights are spread wider than a default initialisation, so that errors change the output.
+two are in `VARIANTS`.
 """
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from corellm.tiny_checkpoints import spare, train_tokenizer
+from corellm.tiny_checkpoints import spare, train_tokenizer, with_biases, write_json, write_weights
 
 _MARKS = ("<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>", "<|grounding|>", "<|User|>", "<|Assistant|>")
 _NO_LATENT = {
@@ -64,11 +62,9 @@ def make_tiny_checkpoint(
     image_token: str = "<image>",
     marks: Sequence[str] = _MARKS,
 ) -> Path:
-    """Write a checkpoint: configuration, weights, tokenizer, the processor's settings.
+    """Write a checkpoint under the published names into `path`, and return that; `seed` is the weights'.
 
     Args:
-        path: directory to write to; made if need be.
-        seed: of the weights.
         decoder, projector: changes of `language_config` and `projector_config`.
         hidden_size, num_layers: of the text decoder; the first layer has no experts.
         side, patch_size: of a view and of its patches in pixels; what is left over is not seen.
@@ -77,12 +73,7 @@ def make_tiny_checkpoint(
         spare_tokens: special tokens without a use, which shift the ids of the family's own.
         image_token: the text of that token.
         marks: further tokens of the family that the tokenizer has.
-
-    Returns:
-        `path`.
     """
-    path = Path(path)
-    path.mkdir(parents=True, exist_ok=True)
     tokenizer = train_tokenizer(
         [*spare(spare_tokens), image_token, *marks],
         bos="<｜begin▁of▁sentence｜>", eos="<｜end▁of▁sentence｜>", pad="<｜▁pad▁｜>",
@@ -116,10 +107,10 @@ def make_tiny_checkpoint(
         "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "normalize": True,
         "pad_token": "<｜▁pad▁｜>", "sft_format": "deepseek", "processor_class": "DeepseekVLV2Processor",
     }  # fmt: skip
-    for name, content in (("config.json", config), ("processor_config.json", settings)):
-        (path / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    _write_weights(path / "model.safetensors", published_shapes(config), seed)
-    return path
+    write_json(path, {"config.json": config, "processor_config.json": settings})
+    tables = dict.fromkeys(("image_newline", "view_seperator", "vision.pos_embed", "*embed_tokens*"), 0.5)
+    write_weights(path, published_shapes(config), seed, tables)
+    return Path(path)
 
 
 def published_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -134,38 +125,25 @@ def published_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     depth, inner = projector.get("depth", 2), width * projector.get("mlp_ratio", 1)
     square = projector.get("input_dim", 1152) * projector.get("downsample_ratio", 2) ** 2
     widths = [square, *[inner] * (depth - 1), width]
-    for i in range(depth):
-        shapes |= _linear(f"projector.layers.{2 * i}", widths[i], widths[i + 1])
+    shapes |= with_biases({f"projector.layers.{2 * i}": (widths[i + 1], widths[i]) for i in range(depth)})
     shapes |= _of_tower(config["vision_config"])
     for i in range(text["num_hidden_layers"]):
         shapes |= _of_layer(f"language.model.layers.{i}", text, has_experts=i >= text["first_k_dense_replace"])
     return shapes
 
 
-def _linear(name: str, width: int, following: int, *, bias: bool = True) -> dict[str, tuple[int, ...]]:
-    return {f"{name}.weight": (following, width)} | ({f"{name}.bias": (following,)} if bias else {})
-
-
 def _of_tower(vision: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Of the ViT, with the pooling head that published checkpoints have, though it is not used."""
     width, patch = vision["width"], vision["patch_size"]
     inner, patches = int(width * vision["mlp_ratio"]), (vision.get("image_size", 384) // patch) ** 2
-    norms, head = ["norm", "attn_pool.norm"], "vision.attn_pool"
-    shapes: dict[str, tuple[int, ...]] = {
-        "vision.pos_embed": (1, patches, width), "vision.patch_embed.proj.weight": (width, 3, patch, patch),
-        "vision.patch_embed.proj.bias": (width,), f"{head}.latent": (1, 1, width),
-        **_linear(f"{head}.q", width, width), **_linear(f"{head}.kv", width, 2 * width),
-        **_linear(f"{head}.proj", width, width), **_linear(f"{head}.mlp.fc1", width, inner),
-        **_linear(f"{head}.mlp.fc2", inner, width),
-    }  # fmt: skip
-    for block in (f"blocks.{i}" for i in range(vision["layers"])):
-        norms += [f"{block}.norm1", f"{block}.norm2"]
-        for name, one, other in (
-            ("attn.qkv", width, 3 * width), ("attn.proj", width, width), ("mlp.fc1", width, inner),
-            ("mlp.fc2", inner, width),
-        ):  # fmt: skip
-            shapes |= _linear(f"vision.{block}.{name}", one, other)
-    return shapes | {f"vision.{norm}.{part}": (width,) for norm in norms for part in ("weight", "bias")}
+    mlp = {"mlp.fc1": (inner, width), "mlp.fc2": (width, inner)}
+    block = {"norm1": (width,), "norm2": (width,), "attn.qkv": (3 * width, width), "attn.proj": (width, width), **mlp}
+    head = {"norm": (width,), "q": (width, width), "kv": (2 * width, width), "proj": (width, width), **mlp}
+    parts = {f"blocks.{i}": block for i in range(vision["layers"])} | {"attn_pool": head}
+    modules = {f"{part}.{name}": shape for part, shapes in parts.items() for name, shape in shapes.items()}
+    modules |= {"norm": (width,), "patch_embed.proj": (width, 3, patch, patch)}
+    shapes = {"pos_embed": (1, patches, width), "attn_pool.latent": (1, 1, width), **with_biases(modules)}
+    return {f"vision.{name}": shape for name, shape in shapes.items()}
 
 
 def _of_layer(layer: str, text: Mapping[str, Any], *, has_experts: bool) -> dict[str, tuple[int, ...]]:
@@ -175,23 +153,22 @@ def _of_layer(layer: str, text: Mapping[str, Any], *, has_experts: bool) -> dict
         f"{layer}.{norm}.weight": (hidden,) for norm in ("input_layernorm", "post_attention_layernorm")
     }
     if not text.get("use_mla", True):
-        linears = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), (hidden, hidden))
+        linears = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), (hidden, hidden))  # outputs, inputs
     else:
         latent, rotated, plain = text["kv_lora_rank"], text["qk_rope_head_dim"], text["qk_nope_head_dim"]
         query, value = heads * (plain + rotated), text["v_head_dim"]
         linears = {
-            "kv_a_proj_with_mqa": (hidden, latent + rotated), "kv_b_proj": (latent, heads * (plain + value)),
-            "o_proj": (heads * value, hidden),
+            "kv_a_proj_with_mqa": (latent + rotated, hidden), "kv_b_proj": (heads * (plain + value), latent),
+            "o_proj": (hidden, heads * value),
         }  # fmt: skip
         shapes[f"{attention}.kv_a_layernorm.weight"] = (latent,)
         rank = text["q_lora_rank"]
         if rank is None:
-            linears["q_proj"] = (hidden, query)
+            linears["q_proj"] = (query, hidden)
         else:
-            linears |= {"q_a_proj": (hidden, rank), "q_b_proj": (rank, query)}
+            linears |= {"q_a_proj": (rank, hidden), "q_b_proj": (query, rank)}
             shapes[f"{attention}.q_a_layernorm.weight"] = (rank,)
-    for name, (one, other) in linears.items():
-        shapes |= _linear(f"{attention}.{name}", one, other, bias=False)
+    shapes |= {f"{attention}.{name}.weight": shape for name, shape in linears.items()}
     mlps = {"mlp": text["intermediate_size"]}
     if has_experts:
         inner, experts = text["moe_intermediate_size"], text["n_routed_experts"] or 0
@@ -201,27 +178,6 @@ def _of_layer(layer: str, text: Mapping[str, Any], *, has_experts: bool) -> dict
         if text["topk_method"] == "noaux_tc":
             shapes[f"{layer}.mlp.gate.e_score_correction_bias"] = (experts,)
     for name, inner in mlps.items():
-        for part in ("gate_proj", "up_proj"):
-            shapes |= _linear(f"{layer}.{name}.{part}", hidden, inner, bias=False)
-        shapes |= _linear(f"{layer}.{name}.down_proj", inner, hidden, bias=False)
+        shapes |= {f"{layer}.{name}.{part}.weight": (inner, hidden) for part in ("gate_proj", "up_proj")}
+        shapes[f"{layer}.{name}.down_proj.weight"] = (hidden, inner)
     return shapes
-
-
-def _write_weights(file: Path, shapes: Mapping[str, tuple[int, ...]], seed: int) -> None:
-    """Spread wider than a default initialisation, so that errors change the output."""
-    import torch
-    from safetensors.torch import save_file
-
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for name, shape in sorted(shapes.items()):
-        noise = torch.randn(shape, generator=generator)
-        if "norm" in name and name.endswith("weight"):
-            tensors[name] = 1 + 0.1 * noise
-        elif name.startswith(("image_", "view_", "vision.pos_embed")) or "embed_tokens" in name:
-            tensors[name] = 0.5 * noise
-        elif len(shape) == 1:
-            tensors[name] = 0.1 * noise
-        else:
-            tensors[name] = noise * 1.4 / math.prod(shape[1:]) ** 0.5
-    save_file(tensors, file, metadata={"format": "pt"})

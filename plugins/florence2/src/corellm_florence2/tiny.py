@@ -1,7 +1,4 @@
-"""A tiny random Florence-2 checkpoint, made without downloads: for contract tests and experiments.
-
-Weights are spread wider than a default initialisation, so that errors change the output.
-"""
+"""A tiny random Florence-2 checkpoint, made without downloads: for contract tests and experiments."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from corellm.tiny_checkpoints import randomize_weights, spare, train_tokenizer
+from corellm.tiny_checkpoints import randomize_weights, spare, special_token_ids, train_tokenizer
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "another image token": {"spare_tokens": 3},
@@ -40,11 +37,9 @@ def make_tiny_checkpoint(
     tied: bool = False,
     stated_image_token: int | None = None,
 ) -> Path:
-    """Write a checkpoint in the Hugging Face layout: configuration, weights, tokenizer, processor.
+    """Write a checkpoint in the Hugging Face layout into `path`, and return that; `seed` is the weights'.
 
     Args:
-        path: directory to write to; made if need be.
-        seed: of the weights.
         hidden_size, encoder_layers, decoder_layers: of the text model.
         image_size: side of the tower's square, in pixels; a multiple of 16, its patch.
         max_positions: of the text encoder, and of the decoder.
@@ -52,16 +47,11 @@ def make_tiny_checkpoint(
         forces_bos: whether the generation configuration forces `<s>`, as published ones do.
         tied: whether the output layer is the embedding table, as in published ones; outputs vary less then.
         stated_image_token: in config.json; None for the tokenizer's.
-
-    Returns:
-        `path`.
     """
     import transformers
 
-    path = Path(path)
     tokenizer = _tokenizer(spare_tokens)
-    named = ("bos_token_id", "eos_token_id", "pad_token_id")
-    tokens: dict[str, Any] = {name: getattr(tokenizer, name) for name in named}
+    tokens = special_token_ids(tokenizer)
     text_config = transformers.BartConfig(
         vocab_size=len(tokenizer),
         d_model=hidden_size,
@@ -109,7 +99,7 @@ def make_tiny_checkpoint(
     )
     model.save_pretrained(path)
     transformers.Florence2Processor(images, tokenizer).save_pretrained(path)
-    return path
+    return Path(path)
 
 
 def _vary_outputs(model: Any) -> None:

@@ -1,8 +1,7 @@
 """A tiny random Fuyu checkpoint, made without downloads: for contract tests and experiments.
 
 Its tokenizer is of the original's kind: a Unigram model that marks words with U+2581, knows the family's tokens as
-ordinary pieces, falls back to bytes, and begins every text with `|ENDOFTEXT|`. Weights are spread wider than a default
-initialisation, so that errors change the output.
+ordinary pieces, falls back to bytes, and begins every text with `|ENDOFTEXT|`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from corellm.tiny_checkpoints import randomize_weights, spare
+from corellm.tiny_checkpoints import decoder_settings, randomize_weights, spare, special_token_ids
 
 _WORD_MARK = "\u2581"
 _END = "|ENDOFTEXT|"
@@ -41,43 +40,27 @@ def make_tiny_checkpoint(
     patch_size: int = 30,
     spare_tokens: int = 0,
 ) -> Path:
-    """Write a checkpoint in the Hugging Face layout: configuration, weights, tokenizer, processor.
+    """Write a checkpoint in the Hugging Face layout into `path`, and return that; `seed` is the weights'.
 
     Args:
-        path: directory to write to; made if need be.
-        seed: of the weights.
         max_height, max_width: what larger images are shrunk to fit into, in pixels; multiples of the patch.
         hidden_size, num_layers: of the decoder.
         patch_size: side of a patch, in pixels.
         spare_tokens: tokens without a use, which shift the ids of the family's.
-
-    Returns:
-        `path`.
     """
     import transformers
 
-    path = Path(path)
     tokenizer = _make_tokenizer(spare_tokens)
-    text_config = transformers.PersimmonConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=hidden_size,
-        intermediate_size=2 * hidden_size,
-        num_hidden_layers=num_layers,
-        num_attention_heads=4,
-        max_position_embeddings=1024,
-        bos_token_id=tokenizer.convert_tokens_to_ids("<s>"),
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    special_tokens = {**special_token_ids(tokenizer), "bos_token_id": tokenizer.convert_tokens_to_ids("<s>")}
     config = transformers.FuyuConfig(
-        text_config=text_config,
+        text_config=transformers.PersimmonConfig(
+            **decoder_settings(tokenizer, hidden_size, num_layers, **special_tokens)
+        ),
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
         patch_size=patch_size,
         image_token_id=tokenizer.convert_tokens_to_ids("|SPEAKER|"),
-        bos_token_id=text_config.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        **special_tokens,
     )
     model = transformers.FuyuForCausalLM(config)
     randomize_weights(model, seed)
@@ -86,7 +69,7 @@ def make_tiny_checkpoint(
     )
     model.save_pretrained(path)
     transformers.FuyuProcessor(image_processor, tokenizer).save_pretrained(path)
-    return path
+    return Path(path)
 
 
 def _make_tokenizer(spare_tokens: int) -> Any:

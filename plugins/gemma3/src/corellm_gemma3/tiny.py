@@ -1,7 +1,4 @@
-"""A tiny random Gemma 3 checkpoint, made without downloads: for contract tests and experiments.
-
-Weights are spread wider than a default initialisation, so that errors change the output.
-"""
+"""A tiny random Gemma 3 checkpoint, made without downloads: for contract tests and experiments."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from corellm.tiny_checkpoints import randomize_weights, spare, train_sentencepiece
+from corellm.tiny_checkpoints import decoder_settings, layer_sizes, randomize_weights, spare, train_sentencepiece
 
 _IMAGE_TOKENS = {
     "boi_token": "<start_of_image>",
@@ -40,49 +37,29 @@ def make_tiny_checkpoint(
     layer_types: list[str] | None = None,
     spare_tokens: int = 0,
 ) -> Path:
-    """Write a checkpoint in the Hugging Face layout: configuration, weights, tokenizer, processor.
+    """Write a checkpoint in the Hugging Face layout into `path`, and return that; `seed` is the weights'.
 
     Args:
-        path: directory to write to; made if need be.
-        seed: of the weights.
         sliding_window: tokens that most layers see.
         layer_types: of each layer; by default one has a window and one has not.
         spare_tokens: special tokens without a use, which shift the others' ids.
-
-    Returns:
-        `path`.
     """
     import transformers
 
-    path = Path(path)
     tokenizer = _tokenizer(spare_tokens)
+    layer_types = layer_types or ["sliding_attention", "full_attention"]
     text_config = transformers.Gemma3TextConfig(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=len(layer_types or "12"),
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        **decoder_settings(tokenizer, num_layers=len(layer_types), num_key_value_heads=2),
         head_dim=16,
         query_pre_attn_scalar=16,
-        vocab_size=len(tokenizer),
-        max_position_embeddings=1024,
         sliding_window=sliding_window,
-        layer_types=layer_types or ["sliding_attention", "full_attention"],
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        layer_types=layer_types,
         tie_word_embeddings=False,
     )
     config = transformers.Gemma3Config(
         text_config=text_config,
         vision_config=transformers.SiglipVisionConfig(
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            image_size=56,
-            patch_size=14,
-            vision_use_head=False,
+            **layer_sizes(image_size=56, patch_size=14, vision_use_head=False)
         ),
         mm_tokens_per_image=16,
         boi_token_index=tokenizer.boi_token_id,
@@ -102,7 +79,7 @@ def make_tiny_checkpoint(
     )
     model.save_pretrained(path)
     processor.save_pretrained(path)
-    return path
+    return Path(path)
 
 
 def _tokenizer(spare_tokens: int) -> Any:

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 import transformers
 from PIL import Image
-from safetensors.torch import load_file
 from torch import Tensor
 
 from corellm_internvl import InternVLChat
-from corellm_testing import AdapterContract, Continuation, Media, Reference, generate_one
+from corellm_testing import AdapterContract, Continuation, Media, Reference, generate_one, plain_weights
 
 
 class InternVLReference(Reference):
@@ -51,10 +50,7 @@ class InternVLReference(Reference):
             tie_word_embeddings=text["tie_word_embeddings"],
         )
         model = transformers.InternVLForConditionalGeneration(config).eval()
-        weights: dict[str, Tensor] = {}
-        for file in sorted(self.checkpoint.glob("*.safetensors")):
-            weights |= load_file(file)
-        missing, unexpected = model.load_state_dict(_renamed(weights), strict=False)
+        missing, unexpected = model.load_state_dict(_renamed(plain_weights(self.checkpoint)), strict=False)
         assert not unexpected
         assert set(missing) <= ({"lm_head.weight"} if text["tie_word_embeddings"] else set())
         model.tie_weights()

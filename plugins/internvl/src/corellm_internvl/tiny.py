@@ -5,12 +5,11 @@ Its `auto_map` names modules of the checkpoint's own, as the published ones do; 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from corellm.tiny_checkpoints import spare, train_tokenizer
+from corellm.tiny_checkpoints import spare, train_tokenizer, with_biases, write_json, write_weights
 from corellm_internvl.tokenizer import IMAGE_CONTEXT, IMAGE_END, IMAGE_START
 
 _PATCH, _WIDTH = 14, 64
@@ -58,11 +57,9 @@ def make_tiny_checkpoint(
     num_shards: int = 1,
     **settings: Any,
 ) -> Path:
-    """Write a checkpoint: configuration, weights, tokenizer, generation settings.
+    """Write a checkpoint under the published names into `path`, and return that; `seed` is the weights'.
 
     Args:
-        path: directory to write to; made if need be.
-        seed: of the weights.
         language_model: its class.
         hidden_size, num_layers: of the language model.
         tied: whether its output layer is its embedding table.
@@ -72,12 +69,7 @@ def make_tiny_checkpoint(
         qk_normalization, norm_type, qkv_bias: of the vision tower.
         num_shards: files to spread the weights over; more than one come with an index.
         **settings: of `config.json`, beside or instead of those of the published ones.
-
-    Returns:
-        `path`.
     """
-    path = Path(path)
-    path.mkdir(parents=True, exist_ok=True)
     of_images = [IMAGE_START, IMAGE_END, IMAGE_CONTEXT] if image_tokens else []
     special = [*spare(spare_tokens), "<|im_start|>", "<|im_end|>", *of_images, *_MARKS]
     tokenizer = train_tokenizer(special, eos="<|endoftext|>", pad="<|endoftext|>")
@@ -109,10 +101,14 @@ def make_tiny_checkpoint(
         "use_backbone_lora": 0, "use_llm_lora": 0, "use_thumbnail": True,
         "vision_config": vision, "llm_config": text, **settings,
     }  # fmt: skip
-    for name, content in {"config": config, "generation_config": {"eos_token_id": tokenizer.eos_token_id}}.items():
-        (path / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    _write_weights(path, {**_of_images(vision, hidden_size), **_of_text(text)}, seed, num_shards)
-    return path
+    write_json(path, {"config.json": config, "generation_config.json": {"eos_token_id": tokenizer.eos_token_id}})
+    spread: dict[str, float | Callable[[Any], Any]] = {
+        "*embed_tokens*": 0.05 if tied else 0.5,
+        "*_embedding": 0.5,
+        "*.ls[12]": lambda noise: 1 + 0.1 * noise,
+    }
+    write_weights(path, {**_of_images(vision, hidden_size), **_of_text(text)}, seed, spread, num_shards=num_shards)
+    return Path(path)
 
 
 def _of_images(vision: Mapping[str, Any], hidden_size: int) -> dict[str, tuple[int, ...]]:
@@ -123,8 +119,12 @@ def _of_images(vision: Mapping[str, Any], hidden_size: int) -> dict[str, tuple[i
     shapes: dict[str, tuple[int, ...]] = {
         "vision_model.embeddings.class_embedding": (1, 1, width),
         "vision_model.embeddings.position_embedding": (1, positions, width),
-        "vision_model.embeddings.patch_embedding.weight": (width, 3, _PATCH, _PATCH),
-        "vision_model.embeddings.patch_embedding.bias": (width,),
+    }
+    modules: dict[str, tuple[int, ...]] = {
+        "vision_model.embeddings.patch_embedding": (width, 3, _PATCH, _PATCH),
+        "mlp1.0": (4 * width,),
+        "mlp1.1": (hidden_size, 4 * width),
+        "mlp1.3": (hidden_size, hidden_size),
     }
     linears = {"attn.proj": (width, width), "mlp.fc1": (inner, width), "mlp.fc2": (width, inner)}
     for i in range(vision["num_hidden_layers"]):
@@ -134,15 +134,11 @@ def _of_images(vision: Mapping[str, Any], hidden_size: int) -> dict[str, tuple[i
             shapes[f"{layer}attn.qkv.bias"] = (3 * width,)
         if vision["qk_normalization"]:
             shapes |= {f"{layer}attn.{name}.weight": (width,) for name in ("q_norm", "k_norm")}
-        for name, shape in linears.items():
-            shapes |= {f"{layer}{name}.weight": shape, f"{layer}{name}.bias": shape[:1]}
+        modules |= {f"{layer}{name}": shape for name, shape in linears.items()}
         for name in ("norm1", "norm2"):
             shapes |= {f"{layer}{name}.{part}": (width,) for part in ("weight", "bias")[: 1 + has_bias]}
         shapes |= {f"{layer}{name}": (width,) for name in ("ls1", "ls2")}
-    shapes |= {"mlp1.0.weight": (4 * width,), "mlp1.0.bias": (4 * width,)}
-    for name, inputs in (("mlp1.1", 4 * width), ("mlp1.3", hidden_size)):
-        shapes |= {f"{name}.weight": (hidden_size, inputs), f"{name}.bias": (hidden_size,)}
-    return shapes
+    return shapes | with_biases(modules)
 
 
 def _of_text(text: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -167,33 +163,3 @@ def _of_text(text: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         if text["model_type"] == "qwen3":
             shapes |= {f"{layer}self_attn.{name}.weight": (hidden // 4,) for name in ("q_norm", "k_norm")}
     return shapes
-
-
-def _write_weights(path: Path, shapes: Mapping[str, tuple[int, ...]], seed: int, num_shards: int) -> None:
-    """Spread wider than a default initialisation, so that errors change the output."""
-    import torch
-    from safetensors.torch import save_file
-
-    generator, tensors = torch.Generator().manual_seed(seed), {}
-    tied = "language_model.lm_head.weight" not in shapes
-    for name, shape in sorted(shapes.items()):
-        noise = torch.randn(shape, generator=generator)
-        if len(shape) == 1:
-            scales = name.endswith((".weight", "ls1", "ls2"))
-            tensors[name] = 1 + 0.1 * noise if scales else 0.1 * noise
-        elif "embed_tokens" in name:
-            tensors[name] = (0.05 if tied else 0.5) * noise
-        elif "_embedding" in name and len(shape) == 3:
-            tensors[name] = 0.5 * noise
-        else:
-            tensors[name] = noise * 1.4 / noise[0].numel() ** 0.5
-    names = [f"model-{i + 1:05}-of-{num_shards:05}.safetensors" for i in range(num_shards)]
-    if num_shards == 1:
-        names = ["model.safetensors"]
-    weight_map = {name: names[i % num_shards] for i, name in enumerate(tensors)}
-    for file in names:
-        held = {name: tensor for name, tensor in tensors.items() if weight_map[name] == file}
-        save_file(held, path / file, metadata={"format": "pt"})
-    if num_shards > 1:
-        index = {"metadata": {}, "weight_map": weight_map}
-        (path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

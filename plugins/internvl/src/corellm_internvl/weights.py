@@ -8,29 +8,15 @@ from __future__ import annotations
 
 import re
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from torch import Tensor, nn
 
 from corellm.hookspecs import LoadConfig
-from corellm.modelling import check_weights, read_weights
+from corellm.modelling import load_published, renamed
 
 _TOWER = "model.vision_tower."
-_PREFIXES = {
-    "vision_model.embeddings.class_embedding": f"{_TOWER}embeddings.cls_token",
-    "vision_model.embeddings.position_embedding": f"{_TOWER}embeddings.position_embeddings",
-    "vision_model.embeddings.patch_embedding.": f"{_TOWER}embeddings.patch_embeddings.projection.",
-    "vision_model.": _TOWER,
-    "mlp1.0.": "model.multi_modal_projector.layer_norm.",
-    "mlp1.1.": "model.multi_modal_projector.linear_1.",
-    "mlp1.3.": "model.multi_modal_projector.linear_2.",
-    "language_model.lm_head.": "lm_head.",
-    "language_model.model.": "model.language_model.",
-}
-_LAYER = re.compile(r"vision_model\.encoder\.layers\.(\d+)\.(.+?)(\.weight|\.bias|)")
 _IN_LAYER = {
     "attn.qkv": ("attention.q_proj", "attention.k_proj", "attention.v_proj"),
     "attn.q_norm": ("attention.q_norm",),
@@ -43,8 +29,24 @@ _IN_LAYER = {
     "mlp.fc1": ("mlp.fc1",),
     "mlp.fc2": ("mlp.fc2",),
 }
-_COMPUTED = re.compile(r".*\.rotary_emb\.inv_freq")
-"""Constants in older checkpoints, computed here."""
+_NAMES = {
+    r".*\.rotary_emb\.inv_freq$": (),  # constants in older checkpoints, computed here
+    **{
+        rf"vision_model\.encoder\.layers\.(\d+)\.{re.escape(part)}(?=\.|$)": [
+            rf"{_TOWER}encoder.layer.\1.{own}" for own in ours
+        ]
+        for part, ours in _IN_LAYER.items()
+    },
+    r"vision_model\.embeddings\.class_embedding": f"{_TOWER}embeddings.cls_token",
+    r"vision_model\.embeddings\.position_embedding": f"{_TOWER}embeddings.position_embeddings",
+    r"vision_model\.embeddings\.patch_embedding\.": f"{_TOWER}embeddings.patch_embeddings.projection.",
+    r"vision_model\.": _TOWER,
+    r"mlp1\.0\.": "model.multi_modal_projector.layer_norm.",
+    r"mlp1\.1\.": "model.multi_modal_projector.linear_1.",
+    r"mlp1\.3\.": "model.multi_modal_projector.linear_2.",
+    r"language_model\.lm_head\.": "lm_head.",
+    r"language_model\.model\.": "model.language_model.",
+}
 
 
 def load_model(config: Any, load_config: LoadConfig) -> nn.Module:
@@ -53,45 +55,25 @@ def load_model(config: Any, load_config: LoadConfig) -> nn.Module:
     Raises:
         CheckpointError: a file is absent or broken, or a weight is missing, misshapen or has no place.
     """
-    path, is_dummy = load_config.model_path, load_config.load_format == "dummy"
     attention = {"text_config": load_config.attn_implementation, "vision_config": "sdpa"}
-    with load_config.device if is_dummy else torch.device("meta"):
-        model = transformers.InternVLForConditionalGeneration._from_config(
+
+    def make() -> Any:
+        return transformers.InternVLForConditionalGeneration._from_config(
             deepcopy(config), dtype=load_config.dtype, attn_implementation=attention
         )
-    if not is_dummy:
-        decoder = model.get_decoder()
-        decoder.rotary_emb = type(decoder.rotary_emb)(decoder.config)  # its frequencies are computed, not loaded
-        state = _state(path, load_config)
-        if config.tie_word_embeddings:
-            state["lm_head.weight"] = state.get("model.language_model.embed_tokens.weight", torch.empty(0))
-        check_weights(path, model.state_dict(), state)
-        model.load_state_dict(state, assign=True)
-        model.tie_weights()
-    if (path / "generation_config.json").is_file():
-        model.generation_config = transformers.GenerationConfig.from_pretrained(path)
-    loaded: nn.Module = model.to(load_config.device).eval()
+
+    unused = {r"language_model\.lm_head\.": ()} if config.tie_word_embeddings else {}
+    model: Any = load_published(make, load_config, weights=loaded_weights, names=renamed({**unused, **_NAMES}))
+    if (load_config.model_path / "generation_config.json").is_file():
+        model.generation_config = transformers.GenerationConfig.from_pretrained(load_config.model_path)
+    loaded: nn.Module = model
     return loaded
 
 
-def weight_names(name: str) -> tuple[str, ...]:
-    """Return transformers' names of a published weight: it is split equally among several, and skipped for none."""
-    if _COMPUTED.fullmatch(name):
-        return ()
-    match = _LAYER.fullmatch(name)
-    if match is not None and match[2] in _IN_LAYER:
-        return tuple(f"{_TOWER}encoder.layer.{match[1]}.{part}{match[3]}" for part in _IN_LAYER[match[2]])
-    for prefix, theirs in _PREFIXES.items():
-        if name.startswith(prefix):
-            return (theirs + name.removeprefix(prefix),)
-    return (name,)
-
-
-def _state(path: Path, load_config: LoadConfig) -> dict[str, Tensor]:
-    """Return the checkpoint's weights by transformers' names."""
-    state: dict[str, Tensor] = {}
-    for name, tensor in read_weights(path):
-        if names := weight_names(name):
-            tensor = tensor.to(load_config.device, load_config.dtype)
-            state.update(zip(names, tensor.tensor_split(len(names)) if len(names) > 1 else (tensor,), strict=True))
-    return state
+def loaded_weights(model: Any) -> dict[str, Tensor]:
+    """Return the model's weights by transformers' names, an output layer that is the embedding table as that."""
+    model.tie_weights()
+    weights: dict[str, Tensor] = model.state_dict()
+    if model.config.tie_word_embeddings:
+        del weights["lm_head.weight"]
+    return weights

@@ -1,7 +1,4 @@
-"""A tiny random LLaVA checkpoint, made without downloads: for contract tests and experiments.
-
-Weights are spread wider than a default initialisation, so that errors change the output.
-"""
+"""A tiny random LLaVA checkpoint, made without downloads: for contract tests and experiments."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from corellm.tiny_checkpoints import randomize_weights, spare, train_tokenizer
+from corellm.tiny_checkpoints import decoder_settings, layer_sizes, randomize_weights, spare, train_tokenizer
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'].upper() }}: "
@@ -40,24 +37,18 @@ def make_tiny_checkpoint(
     spare_tokens: int = 0,
     image_token: str = "<image>",
 ) -> Path:
-    """Write a checkpoint in the Hugging Face layout: configuration, weights, tokenizer, processor.
+    """Write a checkpoint in the Hugging Face layout into `path`, and return that; `seed` is the weights'.
 
     Args:
-        path: directory to write to; made if need be.
-        seed: of the weights.
         vision, text: which models it is composed of.
         vision_feature_layer: as in `LlavaConfig`.
         vision_feature_select_strategy: None for what suits the tower (SigLIP has no class token to leave out).
         hidden_size, num_layers: of the text model.
         spare_tokens: special tokens without a use, which shift the image token's id.
         image_token: the text of that token.
-
-    Returns:
-        `path`.
     """
     import transformers
 
-    path = Path(path)
     special_tokens = [*spare(spare_tokens), image_token]
     tokenizer = train_tokenizer(special_tokens, bos="<s>", eos="</s>", pad="<pad>", unk="<unk>", add_bos=True)
     strategy = vision_feature_select_strategy or ("default" if vision == "clip" else "full")
@@ -66,21 +57,9 @@ def make_tiny_checkpoint(
         "mistral": transformers.MistralConfig,
         "qwen2": transformers.Qwen2Config,
     }[text]
-    text_config = text_class(
-        hidden_size=hidden_size,
-        intermediate_size=2 * hidden_size,
-        num_hidden_layers=num_layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=len(tokenizer),
-        max_position_embeddings=1024,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
     config = transformers.LlavaConfig(
         vision_config=_vision_config(vision),
-        text_config=text_config,
+        text_config=text_class(**decoder_settings(tokenizer, hidden_size, num_layers, num_key_value_heads=2)),
         image_token_index=tokenizer.convert_tokens_to_ids(image_token),
         vision_feature_layer=vision_feature_layer,
         vision_feature_select_strategy=strategy,
@@ -98,20 +77,14 @@ def make_tiny_checkpoint(
     )
     model.save_pretrained(path)
     processor.save_pretrained(path)
-    return path
+    return Path(path)
 
 
 def _vision_config(vision: str) -> Any:
     """A tower of three layers that sees 4 x 4 patches."""
     import transformers
 
-    size: dict[str, Any] = {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-    }
-    size |= {"image_size": 56, "patch_size": 14}
+    size = layer_sizes(num_layers=3, image_size=56, patch_size=14)
     if vision == "clip":
         return transformers.CLIPVisionConfig(**size, projection_dim=32)
     return transformers.SiglipVisionConfig(**size, vision_use_head=False)

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from corellm_molmo import Molmo
-from corellm_molmo.reference import PlainModel, PlainProcessor
+from corellm_molmo.reference import PlainMolmo, PlainProcessor
 from corellm_testing import AdapterContract, Continuation, Media, Reference
 
 
@@ -15,9 +15,9 @@ class MolmoReference(Reference):
     """The plain forward pass: transformers lacks this model."""
 
     @cached_property
-    def model(self) -> PlainModel:
+    def model(self) -> PlainMolmo:
         """Reads the published names."""
-        return PlainModel(self.checkpoint)
+        return PlainMolmo(self.checkpoint)
 
     @cached_property
     def processor(self) -> PlainProcessor:

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
+
+from corellm_testing import PlainModel, causal, generate_plain, rotated
 
 Array = np.ndarray[Any, Any]
 MEAN = np.array([0.48145466, 0.4578275, 0.40821073], np.float32)
@@ -129,26 +130,15 @@ class PlainProcessor:
         return np.stack([crop[y : y + size, x : x + size].reshape(-1) for y in steps for x in steps])
 
 
-class PlainModel:
+class PlainMolmo(PlainModel):
     """The forward pass of one sequence."""
 
     def __init__(self, path: Path) -> None:
-        self.config = json.loads((path / "config.json").read_text())
-        self.vision = self.config["vision_config"]
-        self.weights: dict[str, Tensor] = {}
-        for file in sorted(path.glob("*.safetensors")):
-            loaded = load_file(file).items()
-            self.weights |= {name.removeprefix("model."): tensor.float() for name, tensor in loaded}
-
-    def linear(self, x: Tensor, name: str) -> Tensor:
-        y = x @ self.weights[f"{name}.weight"].T
-        return y + self.weights[f"{name}.bias"] if f"{name}.bias" in self.weights else y
+        super().__init__(path)
+        self.weights = {name.removeprefix("model."): tensor for name, tensor in self.weights.items()}
+        self.vision, self.epsilon = self.config["vision_config"], self.config["layer_norm_eps"]
 
     # --- images ---------------------------------------------------------------------------------------------------
-
-    def layer_norm(self, x: Tensor, name: str) -> Tensor:
-        weight, bias = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
-        return functional.layer_norm(x, x.shape[-1:], weight, bias, eps=1e-5)
 
     def attend(self, x: Tensor, context: Tensor, name: str) -> Tensor:
         query, key, value = (
@@ -167,13 +157,13 @@ class PlainModel:
         """`[patches, values]` to `[patches, 2 * width]`."""
         vit = "vision_backbone.image_vit"
         x = torch.cat([self.weights[f"{vit}.class_embedding"][None], self.linear(crop, f"{vit}.patch_embedding")])
-        x = self.layer_norm(x + self.weights[f"{vit}.positional_embedding"], f"{vit}.pre_ln")
+        x = self.layer_norm(x + self.weights[f"{vit}.positional_embedding"], f"{vit}.pre_ln", 1e-5)
         outputs = []
         for i in range(self.vision["image_num_layers"]):
             block = f"{vit}.transformer.resblocks.{i}"
-            y = self.layer_norm(x, f"{block}.attention_norm")
+            y = self.layer_norm(x, f"{block}.attention_norm", 1e-5)
             x = x + self.attend(y, y, f"{block}.attention")
-            y = self.linear(self.layer_norm(x, f"{block}.ffn_norm"), f"{block}.feed_forward.w1")
+            y = self.linear(self.layer_norm(x, f"{block}.ffn_norm", 1e-5), f"{block}.feed_forward.w1")
             x = x + self.linear(y * (1.702 * y).sigmoid(), f"{block}.feed_forward.w2")
             outputs.append(x[1:])
         return torch.cat([outputs[-2], outputs[-9]], -1)
@@ -217,10 +207,6 @@ class PlainModel:
     def table(self) -> Tensor:
         return torch.cat([self.weights["transformer.wte.embedding"], self.weights["transformer.wte.new_embedding"]])
 
-    def rms_norm(self, x: Tensor, name: str) -> Tensor:
-        normed: Tensor = x / (x.square().mean(-1, keepdim=True) + self.config["layer_norm_eps"]).sqrt()
-        return normed * self.weights[f"{name}.weight"]
-
     @torch.no_grad()
     def logits(self, x: Tensor) -> Tensor:
         """Of the last token."""
@@ -244,36 +230,17 @@ class PlainModel:
         value = mixed[:, hidden + key_heads * size :]
         if self.config["attention_layer_norm"]:
             query, key = self.rms_norm(query, f"{block}.q_norm"), self.rms_norm(key, f"{block}.k_norm")
-        future = torch.full((len(x), len(x)), -torch.inf).triu(1)
         outputs = []
         for head in range(heads):
             shared = head * key_heads // heads
             q, k, v = (
                 part[:, i * size : (i + 1) * size] for part, i in ((query, head), (key, shared), (value, shared))
             )
-            outputs.append((self.rotated(q) @ self.rotated(k).T / size**0.5 + future).softmax(-1) @ v)
+            q, k = (torch.cat(rotated(*part.chunk(2, -1), base=self.config["rope_theta"]), -1) for part in (q, k))
+            outputs.append(causal(q @ k.T / size**0.5) @ v)
         return self.linear(torch.cat(outputs, -1), f"{block}.attn_out")
 
-    def rotated(self, x: Tensor) -> Tensor:
-        """Rotate dimensions `i` and `i + half` by position times a frequency that falls with `i`."""
-        half = x.shape[-1] // 2
-        frequencies = self.config["rope_theta"] ** -(torch.arange(half).double() / half)
-        angles = torch.arange(len(x)).double()[:, None] * frequencies
-        cos, sin = angles.cos().float(), angles.sin().float()
-        a, b = x[:, :half], x[:, half:]
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-
-    @torch.no_grad()
     def generate(self, inputs: dict[str, Any], max_tokens: int, never: int) -> tuple[list[int], list[float]]:
-        """Return greedy tokens, none of them `never`, and their log-probabilities; without a cache."""
+        """Return greedy tokens, none of them `never`, and their log-probabilities."""
         x = self.embed(inputs)
-        tokens: list[int] = []
-        logprobs: list[float] = []
-        for _ in range(max_tokens):
-            logits = self.logits(x)
-            allowed = logits.clone()
-            allowed[never] = -torch.inf
-            tokens.append(int(allowed.argmax()))
-            logprobs.append(float(logits.log_softmax(-1)[tokens[-1]]))
-            x = torch.cat([x, self.table[tokens[-1:]]])
-        return tokens, logprobs
+        return generate_plain(lambda tokens: self.logits(torch.cat([x, self.table[tokens]])), max_tokens, [never])

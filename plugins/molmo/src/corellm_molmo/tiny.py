@@ -6,12 +6,11 @@ on vision, which those lack, makes the tower small.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from corellm.tiny_checkpoints import train_tokenizer
+from corellm.tiny_checkpoints import train_tokenizer, with_biases, write_json, write_weights
 
 _END = "<|endoftext|>"
 _FAMILY = ("<im_start>", "<im_end>", "<im_patch>", "<im_col>", "<|image|>")
@@ -24,6 +23,11 @@ _TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ ' Assistant:' }}{%- endif -%}"
 )
+_SPREAD: Mapping[str, float | Callable[[Any], Any]] = {
+    "*[qk]_norm.weight": lambda noise: 2 + 0.2 * noise,  # sharp attention
+    **dict.fromkeys(("*.embedding", "*.new_embedding", "*.pad_embed", "*.positional_embedding"), 0.5),
+    "*image_projector*": lambda noise: noise * 0.2 / noise.shape[1] ** 0.5,  # its output is as large as the table's
+}
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "an OLMo 2 decoder, as 7B-O": {"decoder": "olmo2"},
     "other tokens, and no chat template": {"vocab_size": 470, "has_template": False},
@@ -55,11 +59,9 @@ def make_tiny_checkpoint(
     has_template: bool = True,
     more: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a checkpoint: configuration, weights, tokenizer, processor settings.
+    """Write a checkpoint under the published names into `path`, and return that; `seed` is the weights'.
 
     Args:
-        path: directory to write to; made if need be.
-        seed: of the weights.
         decoder: `"qwen2"` as in 7B-D, `"olmo2"` as in 7B-O.
         hidden_size, num_layers: of the decoder.
         side: of a crop, in pixels; a multiple of 16, two patches.
@@ -68,12 +70,7 @@ def make_tiny_checkpoint(
         vocab_size: of the tokenizer that is trained; the family's tokens come after it, and after the logits.
         has_template: whether the tokenizer has a chat template.
         more: entries of `config.json`.
-
-    Returns:
-        `path`.
     """
-    path = Path(path)
-    path.mkdir(parents=True, exist_ok=True)
     rows = _write_tokenizer(path, vocab_size, has_template)
     config = _config(decoder, rows, hidden_size, num_layers, side) | dict(more or {})
     processor = {
@@ -94,10 +91,9 @@ def make_tiny_checkpoint(
         "overlap_margins": list(overlap_margins),
         "processor_class": "MolmoProcessor",
     }
-    for name, content in {"config": config, "preprocessor_config": processor}.items():
-        (path / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    _write_weights(path, _shapes(config), seed)
-    return path
+    write_json(path, {"config.json": config, "preprocessor_config.json": processor})
+    write_weights(path, _shapes(config), seed, _SPREAD)
+    return Path(path)
 
 
 def _config(decoder: str, rows: int, hidden_size: int, num_layers: int, side: int) -> dict[str, Any]:
@@ -139,7 +135,7 @@ def _config(decoder: str, rows: int, hidden_size: int, num_layers: int, side: in
     }
 
 
-def _write_tokenizer(path: Path, vocab_size: int, has_template: bool) -> int:
+def _write_tokenizer(path: str | Path, vocab_size: int, has_template: bool) -> int:
     """Train a tokenizer, fill it up, add the family's tokens; returns how many tokens have logits."""
     from tokenizers import AddedToken
 
@@ -181,38 +177,11 @@ def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
             shapes[f"{block}.att_proj.bias"] = (hidden + 2 * key,)
         if config["attention_layer_norm"]:
             shapes |= {f"{block}.q_norm.weight": (hidden,), f"{block}.k_norm.weight": (key,)}
-    linears = {f"{tower}.image_pooling_2d.w{name}": (width, 2 * width) for name in "qkv"}
-    linears[f"{tower}.image_pooling_2d.wo"] = (width, width)
-    norms = [f"{tower}.image_vit.pre_ln"]
+    modules: dict[str, tuple[int, ...]] = {f"{tower}.image_pooling_2d.w{name}": (width, 2 * width) for name in "qkv"}
+    modules |= {f"{tower}.image_pooling_2d.wo": (width, width), f"{tower}.image_vit.pre_ln": (width,)}
     for i in range(vision["image_num_layers"]):
         block = f"{tower}.image_vit.transformer.resblocks.{i}"
-        linears |= {f"{block}.attention.w{name}": (width, width) for name in "qkvo"}
-        linears |= {f"{block}.feed_forward.w1": (mlp, width), f"{block}.feed_forward.w2": (width, mlp)}
-        norms += [f"{block}.attention_norm", f"{block}.ffn_norm"]
-    shapes |= {f"{name}.weight": shape for name, shape in linears.items()}
-    shapes |= {f"{name}.bias": shape[:1] for name, shape in linears.items()}
-    return shapes | {f"{name}.{kind}": (width,) for name in norms for kind in ("weight", "bias")}
-
-
-def _write_weights(path: Path, shapes: Mapping[str, tuple[int, ...]], seed: int) -> None:
-    """Spread wider than a default initialisation, so that errors change the output."""
-    import torch
-    from safetensors.torch import save_file
-
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for name, shape in sorted(shapes.items()):
-        noise = torch.randn(shape, generator=generator)
-        if name.endswith(("q_norm.weight", "k_norm.weight")):  # sharp attention
-            tensors[name] = 2 + 0.2 * noise
-        elif name.endswith(("norm.weight", "ln.weight", "ln_f.weight")):
-            tensors[name] = 1 + 0.1 * noise
-        elif len(shape) == 1:
-            tensors[name] = 0.1 * noise
-        elif "embed" in name and "patch" not in name:  # tables
-            tensors[name] = 0.5 * noise
-        elif "image_projector" in name:  # its output is as large as the table's
-            tensors[name] = noise * 0.2 / shape[1] ** 0.5
-        else:
-            tensors[name] = noise * 1.4 / shape[1] ** 0.5
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+        modules |= {f"{block}.attention.w{name}": (width, width) for name in "qkvo"}
+        modules |= {f"{block}.feed_forward.w1": (mlp, width), f"{block}.feed_forward.w2": (width, mlp)}
+        modules |= {f"{block}.{name}": (width,) for name in ("attention_norm", "ffn_norm")}
+    return shapes | with_biases(modules)

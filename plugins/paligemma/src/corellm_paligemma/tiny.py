@@ -1,7 +1,4 @@
-"""A tiny random PaliGemma checkpoint, made without downloads: for contract tests and experiments.
-
-Weights are spread wider than a default initialisation, so that errors change the output.
-"""
+"""A tiny random PaliGemma checkpoint, made without downloads: for contract tests and experiments."""
 
 from __future__ import annotations
 
@@ -9,7 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from corellm.tiny_checkpoints import randomize_weights, spare, train_sentencepiece
+from corellm.tiny_checkpoints import (
+    decoder_settings,
+    layer_sizes,
+    randomize_weights,
+    spare,
+    special_token_ids,
+    train_sentencepiece,
+)
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "PaliGemma 2": {"decoder": "gemma2"},
@@ -33,43 +37,24 @@ def make_tiny_checkpoint(
     spare_tokens: int = 0,
     add_bos: bool = True,
 ) -> Path:
-    """Write a checkpoint in the Hugging Face layout: configuration, weights, tokenizer, processor.
+    """Write a checkpoint in the Hugging Face layout into `path`, and return that; `seed` is the weights'.
 
     Args:
-        path: directory to write to; made if need be.
-        seed: of the weights.
         decoder: `gemma` or `gemma2`.
         sliding_window: tokens that every other layer of Gemma 2 sees.
         softcap: the most that a score of Gemma 2's attention becomes; None for no limit.
         patch_size: of images of 56 pixels a side.
         spare_tokens: special tokens without a use, which shift the others' ids.
         add_bos: whether the tokenizer adds BOS by itself, as published ones do; the processor turns that off.
-
-    Returns:
-        `path`.
     """
     import transformers
 
-    path = Path(path)
     patches = (56 // patch_size) ** 2
     tokenizer = _tokenizer(spare_tokens)
     images = transformers.SiglipImageProcessorPil(size={"height": 56, "width": 56}, image_seq_length=patches)
     images.image_seq_length = patches
     processor = transformers.PaliGemmaProcessor(images, tokenizer)  # adds its tokens of places to the tokenizer
-    text: dict[str, Any] = {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-        "vocab_size": len(tokenizer),
-        "max_position_embeddings": 1024,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-        "tie_word_embeddings": False,
-    }
+    text = decoder_settings(tokenizer, num_key_value_heads=1, head_dim=16, tie_word_embeddings=False)
     if decoder == "gemma2":
         text |= {
             "num_key_value_heads": 2,
@@ -81,21 +66,13 @@ def make_tiny_checkpoint(
     config = transformers.PaliGemmaConfig(
         text_config={"model_type": decoder, **text},
         vision_config=transformers.SiglipVisionConfig(
-            hidden_size=48,
-            intermediate_size=96,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            image_size=56,
-            patch_size=patch_size,
-            vision_use_head=False,
+            **layer_sizes(48, image_size=56, patch_size=patch_size, vision_use_head=False)
         ),
         image_token_index=processor.image_token_id,
         projection_dim=64,
         hidden_size=64,
         vocab_size=len(tokenizer),
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        **special_token_ids(tokenizer),
         tie_word_embeddings=False,
     )
     model = transformers.PaliGemmaForConditionalGeneration(config)
@@ -104,7 +81,7 @@ def make_tiny_checkpoint(
     processor.save_pretrained(path)
     tokenizer.add_bos_token = add_bos
     tokenizer.save_pretrained(path)
-    return path
+    return Path(path)
 
 
 def _tokenizer(spare_tokens: int) -> Any:

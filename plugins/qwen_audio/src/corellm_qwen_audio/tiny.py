@@ -1,7 +1,6 @@
 """A tiny random Qwen2-Audio checkpoint, made without downloads: for contract tests and experiments.
 
-Weights are spread wider than a default initialisation, so that errors change the output. The chat template is the
-processor's own, as in the published checkpoints.
+The chat template is the processor's own, as in the published checkpoints.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from corellm.tiny_checkpoints import randomize_weights, spare, train_tokenizer
+from corellm.tiny_checkpoints import decoder_settings, randomize_weights, spare, train_tokenizer
 
 _SPECIAL_TOKENS = ("<|im_start|>", "<|im_end|>", "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
@@ -32,23 +31,17 @@ def make_tiny_checkpoint(
     hop_length: int = 160,
     spare_tokens: int = 0,
 ) -> Path:
-    """Write a checkpoint in the Hugging Face layout: configuration, weights, tokenizer, processor.
+    """Write a checkpoint in the Hugging Face layout into `path`, and return that; `seed` is the weights'.
 
     Args:
-        path: directory to write to; made if need be.
-        seed: of the weights.
         seconds: longest audio the encoder takes, 30 in the published checkpoints. All audio is padded to this, so a
             lower value makes tests faster.
         mel_bins: of a spectrogram.
         hop_length: samples from one frame to the next.
         spare_tokens: special tokens without a use, which shift the ids of the family's.
-
-    Returns:
-        `path`.
     """
     import transformers
 
-    path = Path(path)
     tokenizer = train_tokenizer([*spare(spare_tokens), *_SPECIAL_TOKENS], eos="<|im_end|>", pad="<|endoftext|>")
     extractor = transformers.WhisperFeatureExtractor(feature_size=mel_bins, chunk_length=seconds, hop_length=hop_length)
     audio_config = transformers.Qwen2AudioEncoderConfig(
@@ -60,16 +53,7 @@ def make_tiny_checkpoint(
         max_source_positions=extractor.nb_max_frames // 2,
     )
     text_config = transformers.Qwen2Config(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=len(tokenizer),
-        max_position_embeddings=4096,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        **decoder_settings(tokenizer, num_key_value_heads=2, max_position_embeddings=4096, bos_token_id=None)
     )
     config = transformers.Qwen2AudioConfig(
         audio_config=audio_config.to_dict(),
@@ -80,4 +64,4 @@ def make_tiny_checkpoint(
     randomize_weights(model, seed)
     model.save_pretrained(path)
     transformers.Qwen2AudioProcessor(extractor, tokenizer).save_pretrained(path)
-    return path
+    return Path(path)

@@ -12,7 +12,7 @@ import transformers
 
 from corellm_qwen_vl import Qwen2VL, Qwen3VL
 from corellm_qwen_vl.hf_oracle import hf_process
-from corellm_testing import AdapterContract, Continuation, Media, Reference, generate_one
+from corellm_testing import AdapterContract, Media, Reference
 
 
 class QwenReference(Reference):
@@ -49,10 +49,6 @@ class QwenReference(Reference):
                 warnings.filterwarnings("ignore", "Passing `min_pixels`", FutureWarning)  # requests may have them
                 tensors |= self.image_processor(images, return_tensors="pt", **bounds)
         return tensors
-
-    def generate(self, text: str, media: Media, kwargs: Mapping[str, Any], max_tokens: int) -> Continuation:
-        """Generate from these tensors."""
-        return generate_one(self.model, self.process(text, media, kwargs), max_tokens)
 
 
 def _sampling(kwargs: Mapping[str, Any], metadata: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

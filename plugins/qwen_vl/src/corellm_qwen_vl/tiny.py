@@ -1,16 +1,12 @@
-"""Tiny random Qwen2-VL, Qwen2.5-VL and Qwen3-VL checkpoints, made without downloads: for tests and experiments.
-
-Weights are spread wider than a default initialisation, so that errors change the output.
-"""
+"""Tiny random Qwen2-VL, Qwen2.5-VL and Qwen3-VL checkpoints, made without downloads: for tests and experiments."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from corellm.tiny_checkpoints import randomize_weights, spare, train_tokenizer
+from corellm.tiny_checkpoints import decoder_settings, randomize_weights, spare, train_tokenizer, write_json
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -54,40 +50,32 @@ def make_tiny_checkpoint(
     max_frames: int = 16,
     spare_tokens: int = 0,
 ) -> Path:
-    """Write a checkpoint in the Hugging Face layout: configuration, weights, tokenizer, processor files.
+    """Write a checkpoint in the Hugging Face layout into `path`, and return that; `seed` is the weights'.
 
     Args:
-        path: directory to write to; made if need be.
-        seed: of the weights.
         architecture: the generation, as `config.json` names it.
         hidden_size: of the text model; a multiple of 32.
         num_layers: of the text model; Qwen3-VL's deepstack features join it after the first two.
         merge_size: side of a token, in patches.
         max_frames: of a video; longer ones are sampled.
         spare_tokens: special tokens without a use, which shift the ids of the family's.
-
-    Returns:
-        `path`.
     """
     import transformers
 
-    path, generation = Path(path), _GENERATIONS[architecture]
+    generation = _GENERATIONS[architecture]
     special_tokens = [*spare(spare_tokens), "<|im_start|>", "<|im_end|>", *_TOKENS.values()]
     tokenizer = train_tokenizer(special_tokens, eos="<|im_end|>", pad="<|endoftext|>")
     tokenizer.chat_template = CHAT_TEMPLATE
-    text: dict[str, Any] = {
-        "hidden_size": hidden_size,
-        "intermediate_size": 2 * hidden_size,
-        "num_hidden_layers": num_layers,
-        "num_attention_heads": hidden_size // 16,
-        "num_key_value_heads": hidden_size // 32,
-        "vocab_size": len(tokenizer),
-        "max_position_embeddings": 4096,
-        "bos_token_id": tokenizer.pad_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
-    }
+    text = decoder_settings(
+        tokenizer,
+        hidden_size,
+        num_layers,
+        num_attention_heads=hidden_size // 16,
+        num_key_value_heads=hidden_size // 32,
+        max_position_embeddings=4096,
+        bos_token_id=tokenizer.pad_token_id,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+    )
     if generation == "Qwen3VL":
         text |= {"head_dim": 16}
         text["rope_parameters"] |= {"mrope_section": [4, 2, 2], "mrope_interleaved": True}
@@ -100,9 +88,8 @@ def make_tiny_checkpoint(
     randomize_weights(model, seed)
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
-    for name, contents in _processors(generation, merge_size, max_frames).items():
-        (path / name).write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
-    return path
+    write_json(path, _processors(generation, merge_size, max_frames))
+    return Path(path)
 
 
 def _vision(generation: str, hidden_size: int, merge_size: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from corellm_qwen_vl.original import QwenVL
-from corellm_qwen_vl.original.reference import PlainModel, PlainTokenizer, pixels
+from corellm_qwen_vl.original.reference import PlainQwenVL, PlainTokenizer, pixels
 from corellm_qwen_vl.original.tiny import make_tiny_checkpoint
 from corellm_testing import AdapterContract, Continuation, Media, Reference
 
@@ -19,9 +19,9 @@ class QwenVLReference(Reference):
     """The plain forward pass: transformers lacks this model."""
 
     @cached_property
-    def model(self) -> PlainModel:
+    def model(self) -> PlainQwenVL:
         """Reads the published names."""
-        return PlainModel(self.checkpoint)
+        return PlainQwenVL(self.checkpoint)
 
     @cached_property
     def tokenizer(self) -> PlainTokenizer:

@@ -9,20 +9,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
 from corellm.hookspecs import LoadConfig
-from corellm.modelling import check_weights, read_weights
+from corellm.modelling import ComposedModel, load_published, renamed
 from corellm_qwen_vl.original.vision import VisionTransformer
 
-_PREFIXES = {
-    "transformer.visual.": "visual.",
-    "transformer.wte.": "language_model.model.embed_tokens.",
-    "transformer.ln_f.": "language_model.model.norm.",
-    "lm_head.": "language_model.lm_head.",
-}
-_LAYER = re.compile(r"transformer\.h\.(\d+)\.(.+)\.(weight|bias)")
 _IN_LAYER = {
     "ln_1": ("input_layernorm",),
     "attn.c_attn": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -32,12 +22,21 @@ _IN_LAYER = {
     "mlp.w2": ("mlp.gate_proj",),  # the one that goes through SiLU
     "mlp.c_proj": ("mlp.down_proj",),
 }
-_COMPUTED = re.compile(r".*\.(masked_bias|rotary_emb\.inv_freq)")
-"""Constants in older checkpoints, computed here."""
+_NAMES = {
+    r".*\.(masked_bias|rotary_emb\.inv_freq)$": (),  # constants in older checkpoints, computed here
+    **{
+        rf"transformer\.h\.(\d+)\.{re.escape(part)}\.": [rf"language_model.model.layers.\1.{own}." for own in ours]
+        for part, ours in _IN_LAYER.items()
+    },
+    r"transformer\.visual\.": "visual.",
+    r"transformer\.wte\.": "language_model.model.embed_tokens.",
+    r"transformer\.ln_f\.": "language_model.model.norm.",
+    r"lm_head\.": "language_model.lm_head.",
+}
 _ADVICE = "those that are published as pickles: python -m corellm_qwen_vl.original.convert DIRECTORY"
 
 
-class QwenVLModel(nn.Module):
+class QwenVLModel(ComposedModel):
     """Vision tower and text decoder.
 
     Args:
@@ -52,21 +51,6 @@ class QwenVLModel(nn.Module):
         self.language_model = Qwen2ForCausalLM(config)
         self.generation_config = self.language_model.generation_config
 
-    def get_decoder(self) -> nn.Module:
-        """The text decoder without its output layer."""
-        decoder: nn.Module = self.language_model.model
-        return decoder
-
-    def get_input_embeddings(self) -> nn.Module:
-        """Of text tokens."""
-        embeddings: nn.Module = self.language_model.model.embed_tokens
-        return embeddings
-
-    def get_output_embeddings(self) -> nn.Module:
-        """Hidden states to logits."""
-        head: nn.Module = self.language_model.lm_head
-        return head
-
 
 def load_model(config: Any, load_config: LoadConfig) -> QwenVLModel:
     """Make the model and load its weights; with `load_format="dummy"` they stay random.
@@ -74,38 +58,6 @@ def load_model(config: Any, load_config: LoadConfig) -> QwenVLModel:
     Raises:
         CheckpointError: a file is absent or broken, or a weight is missing, misshapen or has no place.
     """
-    if load_config.load_format == "dummy":
-        with load_config.device:
-            random_model = QwenVLModel(config).to(load_config.dtype)
-        for parameter in random_model.parameters():
-            nn.init.normal_(parameter, std=0.02)
-        random_model.language_model.model.config._attn_implementation = load_config.attn_implementation
-        return random_model.eval()
-    with torch.device("meta"):
-        model = QwenVLModel(config)
-    decoder = model.language_model.model
-    decoder.rotary_emb = type(decoder.rotary_emb)(config)  # its frequencies are computed, not loaded
-    state: dict[str, Tensor] = {}
-    for name, tensor in read_weights(load_config.model_path, advice=_ADVICE):
-        targets = weight_names(name)
-        if targets:
-            tensor = tensor.to(load_config.device, load_config.dtype)
-            parts = tensor.tensor_split(len(targets)) if len(targets) > 1 else (tensor,)
-            state.update(zip(targets, parts, strict=True))
-    check_weights(load_config.model_path, model.state_dict(), state)
-    model.load_state_dict(state, assign=True)
-    decoder.config._attn_implementation = load_config.attn_implementation
-    return model.to(load_config.device).eval()
-
-
-def weight_names(name: str) -> tuple[str, ...]:
-    """Return the names here of a checkpoint's weight: it is split equally among several, and skipped for none."""
-    if _COMPUTED.fullmatch(name):
-        return ()
-    match = _LAYER.fullmatch(name)
-    if match is not None and match[2] in _IN_LAYER:
-        return tuple(f"language_model.model.layers.{match[1]}.{part}.{match[3]}" for part in _IN_LAYER[match[2]])
-    for prefix, ours in _PREFIXES.items():
-        if name.startswith(prefix):
-            return (ours + name.removeprefix(prefix),)
-    return (name,)
+    return load_published(
+        lambda: QwenVLModel(config).to(load_config.dtype), load_config, names=renamed(_NAMES), advice=_ADVICE
+    )

@@ -7,7 +7,6 @@ the checkpoint's files by their published names, tokenizes by ranks as `tiktoken
 from __future__ import annotations
 
 import base64
-import json
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,9 +15,10 @@ import numpy as np
 import regex
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
+
+from corellm_testing import PlainModel, causal, generate_plain, rotated
 
 PIECES = regex.compile(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -80,26 +80,16 @@ def pixels(image: Image.Image, size: int) -> Tensor:
     return tensor.sub(MEAN[:, None, None]).div(STD[:, None, None])
 
 
-class PlainModel:
+class PlainQwenVL(PlainModel):
     """The forward pass of one sequence."""
 
     def __init__(self, path: Path) -> None:
-        self.config = json.loads((path / "config.json").read_text())
-        self.visual = self.config["visual"]
+        super().__init__(path)
+        self.visual, self.epsilon = self.config["visual"], self.config["layer_norm_epsilon"]
         self.num_queries: int = self.visual.get("n_queries", 256)
-        self.weights: dict[str, Tensor] = {}
-        for file in sorted(path.glob("*.safetensors")):
-            self.weights |= {name: tensor.float() for name, tensor in load_file(file).items()}
 
-    def linear(self, x: Tensor, name: str) -> Tensor:
-        y = x @ self.weights[f"{name}.weight"].T
-        return y + self.weights[f"{name}.bias"] if f"{name}.bias" in self.weights else y
-
-    def layer_norm(self, x: Tensor, name: str) -> Tensor:
-        return functional.layer_norm(
-            x, x.shape[-1:], self.weights[f"transformer.visual.{name}.weight"],
-            self.weights[f"transformer.visual.{name}.bias"], eps=1e-6,
-        )  # fmt: skip
+    def visual_norm(self, x: Tensor, name: str) -> Tensor:
+        return self.layer_norm(x, f"transformer.visual.{name}", 1e-6)
 
     # --- images ---------------------------------------------------------------------------------------------------
 
@@ -113,13 +103,13 @@ class PlainModel:
         )
         x = x[0].reshape(x.shape[1], -1).T  # [patches, width]
         x = x + self.stretched(w["transformer.visual.positional_embedding"], len(x))
-        x = self.layer_norm(x, "ln_pre")
+        x = self.visual_norm(x, "ln_pre")
         for i in range(self.visual["layers"]):
             block = f"transformer.resblocks.{i}"
-            x = x + self.visual_attention(self.layer_norm(x, f"{block}.ln_1"), f"transformer.visual.{block}.attn")
-            y = self.linear(self.layer_norm(x, f"{block}.ln_2"), f"transformer.visual.{block}.mlp.c_fc")
+            x = x + self.visual_attention(self.visual_norm(x, f"{block}.ln_1"), f"transformer.visual.{block}.attn")
+            y = self.linear(self.visual_norm(x, f"{block}.ln_2"), f"transformer.visual.{block}.mlp.c_fc")
             x = x + self.linear(functional.gelu(y), f"transformer.visual.{block}.mlp.c_proj")
-        x = self.layer_norm(self.resample(x), "ln_post")
+        x = self.visual_norm(self.resample(x), "ln_post")
         return x @ w["transformer.visual.proj"]
 
     def visual_attention(self, x: Tensor, name: str) -> Tensor:
@@ -133,8 +123,8 @@ class PlainModel:
 
     def resample(self, x: Tensor) -> Tensor:
         name, w = "transformer.visual.attn_pool", self.weights
-        kv = self.layer_norm(self.linear(x, f"{name}.kv_proj"), "attn_pool.ln_kv")
-        query = self.layer_norm(w[f"{name}.query"], "attn_pool.ln_q") + w[f"{name}.pos_embed"]
+        kv = self.visual_norm(self.linear(x, f"{name}.kv_proj"), "attn_pool.ln_kv")
+        query = self.visual_norm(w[f"{name}.query"], "attn_pool.ln_q") + w[f"{name}.pos_embed"]
         key = kv + self.stretched(w[f"{name}.pos_embed"], len(kv))
         width = query.shape[-1]
         attention = torch.nn.MultiheadAttention(width, width // 128)
@@ -174,41 +164,19 @@ class PlainModel:
         last: Tensor = self.rms_norm(x, "transformer.ln_f")
         return last
 
-    def rms_norm(self, x: Tensor, name: str) -> Tensor:
-        epsilon: float = self.config["layer_norm_epsilon"]
-        normed: Tensor = x / (x.square().mean(-1, keepdim=True) + epsilon).sqrt()
-        return normed * self.weights[f"{name}.weight"]
-
     def attention(self, x: Tensor, name: str) -> Tensor:
         query, key, value = self.linear(x, f"{name}.c_attn").chunk(3, dim=-1)
         size = x.shape[-1] // self.config["num_attention_heads"]
-        future = torch.full((len(x), len(x)), -torch.inf).triu(1)
         heads = []
         for q, k, v in zip(*(torch.split(part, size, -1) for part in (query, key, value)), strict=True):
-            heads.append((self.rotated(q) @ self.rotated(k).T / size**0.5 + future).softmax(-1) @ v)
+            q, k = (torch.cat(rotated(*part.chunk(2, -1), base=self.config["rotary_emb_base"]), -1) for part in (q, k))
+            heads.append(causal(q @ k.T / size**0.5) @ v)
         return self.linear(torch.cat(heads, -1), f"{name}.c_proj")
 
-    def rotated(self, x: Tensor) -> Tensor:
-        """Rotate dimensions `i` and `i + half` by position times a frequency that falls with `i`."""
-        half = x.shape[-1] // 2
-        frequencies = self.config["rotary_emb_base"] ** -(torch.arange(half).double() / half)
-        angles = torch.arange(len(x)).double()[:, None] * frequencies
-        cos, sin = angles.cos().float(), angles.sin().float()
-        a, b = x[:, :half], x[:, half:]
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-
-    @torch.no_grad()
     def generate(
         self, ids: Sequence[int], images: Sequence[Image.Image], max_tokens: int, never: Sequence[int] = ()
     ) -> tuple[list[int], list[float]]:
-        """Return greedy tokens, none of them in `never`, and their log-probabilities; without a cache."""
+        """Return greedy tokens, none of them in `never`, and their log-probabilities."""
         encoded = [self.encode_image(image) for image in images]
-        tokens: list[int] = []
-        logprobs: list[float] = []
-        for _ in range(max_tokens):
-            logits = self.weights["lm_head.weight"] @ self.hidden([*ids, *tokens], encoded)[-1]
-            allowed = logits.clone()
-            allowed[list(never)] = -torch.inf
-            tokens.append(int(allowed.argmax()))
-            logprobs.append(float(logits.log_softmax(-1)[tokens[-1]]))
-        return tokens, logprobs
+        head = self.weights["lm_head.weight"]
+        return generate_plain(lambda tokens: head @ self.hidden([*ids, *tokens], encoded)[-1], max_tokens, never)

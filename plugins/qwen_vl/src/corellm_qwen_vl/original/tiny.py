@@ -6,12 +6,11 @@ Its `auto_map` names modules of the checkpoint's own, as the published ones do; 
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from corellm.tiny_checkpoints import train_tokenizer
+from corellm.tiny_checkpoints import train_tokenizer, with_biases, write_json, write_weights
 from corellm_qwen_vl.original.tokenizer import FILE_NAME, IMAGE_END, IMAGE_START, NUM_ADDED_TOKENS, load_tokenizer
 
 _SEQ_LENGTH = 2048
@@ -42,11 +41,9 @@ def make_tiny_checkpoint(
     image_size: int = 112,
     vocab_size: int = 400,
 ) -> Path:
-    """Write a checkpoint: configuration, weights, tokenizer, generation settings.
+    """Write a checkpoint under the published names into `path`, and return that; `seed` is the weights'.
 
     Args:
-        path: directory to write to; made if need be.
-        seed: of the weights.
         n_queries: tokens per image, a square number; None for the published 256, of which `config.json` says nothing.
         image_start: the token whose id `config.json` has for the one before an image.
         chat_format: `"chatml"` as in Qwen-VL-Chat, `"raw"` as in Qwen-VL.
@@ -56,9 +53,6 @@ def make_tiny_checkpoint(
         num_shards: files to spread the weights over; more than one come with an index.
         image_size: side that images are resized to, in pixels; a multiple of 14, the patch.
         vocab_size: of the tokenizer that is trained; the family's tokens come after it.
-
-    Returns:
-        `path`.
     """
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
@@ -93,9 +87,9 @@ def make_tiny_checkpoint(
         "auto_map": {"AutoTokenizer": ["tokenization_qwen.QWenTokenizer", None]},
     }
     files = {"config": config, "generation_config": generation, "tokenizer_config": tokenizer_config}
-    for name, content in files.items():
-        (path / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    _write_weights(path, _shapes(config), seed, num_shards)
+    write_json(path, {f"{name}.json": content for name, content in files.items()})
+    tables = dict.fromkeys(("*wte*", "*.positional_embedding", "*.pos_embed", "*.query"), 0.5)
+    write_weights(path, _shapes(config), seed, tables, num_shards=num_shards)
     return path
 
 
@@ -141,65 +135,38 @@ def _write_ranks(file: Path, vocab_size: int) -> int:
 
 def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Every weight of such a checkpoint, by its published name."""
-    hidden, visual = config["hidden_size"], config["visual"]
+    hidden, visual, tower = config["hidden_size"], config["visual"], "transformer.visual"
     inner, width, patch = config["intermediate_size"] // 2, visual["width"], visual["patch_size"]
     queries, mlp = visual.get("n_queries", 256), int(visual["width"] * visual["mlp_ratio"])
-    norm: dict[str, tuple[int, ...]] = {"weight": (hidden,), "bias": (hidden,)}
-    parts: dict[str, dict[str, tuple[int, ...]]] = {
-        "lm_head": {"weight": (config["vocab_size"], hidden)},
-        "transformer.wte": {"weight": (config["vocab_size"], hidden)},
-        "transformer.ln_f": {"weight": (hidden,)},
-        "transformer.visual": {"positional_embedding": (256, width), "proj": (hidden, hidden)},
-        "transformer.visual.conv1": {"weight": (width, 3, patch, patch)},
-        "transformer.visual.ln_pre": {"weight": (width,), "bias": (width,)},
-        "transformer.visual.ln_post": norm,
-        "transformer.visual.attn_pool": {"query": (queries, hidden), "pos_embed": (queries, hidden)},
-        "transformer.visual.attn_pool.kv_proj": {"weight": (hidden, width)},
-        "transformer.visual.attn_pool.ln_q": norm,
-        "transformer.visual.attn_pool.ln_kv": norm,
-        "transformer.visual.attn_pool.attn": {"in_proj_weight": (3 * hidden, hidden), "in_proj_bias": (3 * hidden,)},
-        "transformer.visual.attn_pool.attn.out_proj": {"weight": (hidden, hidden), "bias": (hidden,)},
+    pool = f"{tower}.attn_pool"
+    shapes: dict[str, tuple[int, ...]] = {
+        "lm_head.weight": (config["vocab_size"], hidden),
+        "transformer.wte.weight": (config["vocab_size"], hidden),
+        "transformer.ln_f.weight": (hidden,),
+        f"{tower}.positional_embedding": (256, width),
+        f"{tower}.proj": (hidden, hidden),
+        f"{tower}.conv1.weight": (width, 3, patch, patch),
+        f"{pool}.query": (queries, hidden),
+        f"{pool}.pos_embed": (queries, hidden),
+        f"{pool}.kv_proj.weight": (hidden, width),
+        f"{pool}.attn.in_proj_weight": (3 * hidden, hidden),
+        f"{pool}.attn.in_proj_bias": (3 * hidden,),
+    }
+    modules: dict[str, tuple[int, ...]] = {
+        f"{tower}.ln_pre": (width,),
+        f"{tower}.ln_post": (hidden,),
+        f"{pool}.ln_q": (hidden,),
+        f"{pool}.ln_kv": (hidden,),
+        f"{pool}.attn.out_proj": (hidden, hidden),
     }
     for i in range(config["num_hidden_layers"]):
         layer = f"transformer.h.{i}"
-        parts |= {f"{layer}.{name}": {"weight": (hidden,)} for name in ("ln_1", "ln_2")}
-        parts |= {f"{layer}.mlp.{name}": {"weight": (inner, hidden)} for name in ("w1", "w2")}
-        parts[f"{layer}.mlp.c_proj"] = {"weight": (hidden, inner)}
-        parts[f"{layer}.attn.c_attn"] = {"weight": (3 * hidden, hidden), "bias": (3 * hidden,)}
-        parts[f"{layer}.attn.c_proj"] = {"weight": (hidden, hidden)}
-    linears = {"attn.in_proj": (3 * width, width), "attn.out_proj": (width, width)}
-    linears |= {"mlp.c_fc": (mlp, width), "mlp.c_proj": (width, mlp)}
+        shapes |= {f"{layer}.{name}.weight": (hidden,) for name in ("ln_1", "ln_2")}
+        shapes |= {f"{layer}.mlp.{name}.weight": (inner, hidden) for name in ("w1", "w2")}
+        shapes |= {f"{layer}.mlp.c_proj.weight": (hidden, inner), f"{layer}.attn.c_proj.weight": (hidden, hidden)}
+        modules[f"{layer}.attn.c_attn"] = (3 * hidden, hidden)
+    block = {"ln_1": (width,), "ln_2": (width,), "mlp.c_fc": (mlp, width), "mlp.c_proj": (width, mlp)}
+    block |= {"attn.in_proj": (3 * width, width), "attn.out_proj": (width, width)}
     for i in range(visual["layers"]):
-        block = f"transformer.visual.transformer.resblocks.{i}"
-        parts |= {f"{block}.{name}": {"weight": (width,), "bias": (width,)} for name in ("ln_1", "ln_2")}
-        parts |= {f"{block}.{name}": {"weight": shape, "bias": shape[:1]} for name, shape in linears.items()}
-    return {f"{part}.{name}": shape for part, shapes in parts.items() for name, shape in shapes.items()}
-
-
-def _write_weights(path: Path, shapes: dict[str, tuple[int, ...]], seed: int, num_shards: int) -> None:
-    """Spread wider than a default initialisation, so that errors change the output."""
-    import torch
-    from safetensors.torch import save_file
-
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for name, shape in sorted(shapes.items()):
-        noise = torch.randn(shape, generator=generator)
-        if ".ln_" in name and name.endswith("weight"):
-            tensors[name] = 1 + 0.1 * noise
-        elif len(shape) == 1:
-            tensors[name] = 0.1 * noise
-        elif "wte" in name or "pos" in name or name.endswith("query"):
-            tensors[name] = 0.5 * noise
-        else:
-            tensors[name] = noise * 1.4 / noise[0].numel() ** 0.5
-    if num_shards == 1:
-        save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-        return
-    names = [f"model-{i + 1:05}-of-{num_shards:05}.safetensors" for i in range(num_shards)]
-    weight_map = {name: names[i % num_shards] for i, name in enumerate(tensors)}
-    for file in names:
-        held = {name: tensor for name, tensor in tensors.items() if weight_map[name] == file}
-        save_file(held, path / file, metadata={"format": "pt"})
-    index = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": weight_map}
-    (path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        modules |= {f"{tower}.transformer.resblocks.{i}.{name}": shape for name, shape in block.items()}
+    return shapes | with_biases(modules)
