@@ -218,7 +218,6 @@ def check_testing(work: Path, wheels: Wheels) -> None:
     print("corellm-testing: with the core alone", flush=True)
 
 
-
 FROM_VLLM = """
 from corellm_vllm import LLM, SamplingParams
 from corellm_vllm.assets.image import ImageAsset
