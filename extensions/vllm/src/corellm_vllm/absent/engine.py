@@ -153,6 +153,7 @@ ENGINE_ARGUMENTS: dict[str, Absent] = {
     "num_scheduler_steps": Absent((None, 1), "the scheduler runs before every step"),
     "num_lookahead_slots": Absent((None, 0), NO_DRAFTS),
     "use_v2_block_manager": Absent((None, True, False), "there is one block manager"),
+    "scheduler_delay_factor": Absent((None, 0.0), "a prompt starts when there is room for it"),
     "max_num_partial_prefills": Absent((None, 1), "prompts are split in their order; there is nothing to set"),
     "max_long_partial_prefills": Absent((None, 1), "prompts are split in their order; there is nothing to set"),
     "long_prefill_token_threshold": Absent((None, 0), "lower max_num_batched_tokens instead"),
