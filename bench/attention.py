@@ -17,7 +17,7 @@ import torch
 
 from corellm.attention.backend import AttentionBackend, AttentionCall, AttentionMetadata, LayerCache
 from corellm.attention.cpu import CpuAttention
-from corellm.worker.process import usable_cpus
+from corellm.system.process import usable_cpus
 from corellm_kernels.cpu.backend import CompiledAttention
 
 HEADS, KV_HEADS, HEAD_SIZE, BLOCK = 32, 8, 64, 16

@@ -16,13 +16,13 @@ import time
 import torch
 
 from corellm.config import SchedulerConfig
-from corellm.engine.block_manager import BlockManager
-from corellm.engine.encoder_cache import EncoderCache
 from corellm.engine.llm_engine import LLMEngine
-from corellm.engine.request import Request
-from corellm.engine.scheduler import Scheduler
 from corellm.sampling_params import SamplingParams
-from corellm.worker.batch import ScheduledBatch, StepResult
+from corellm.scheduling.batch import ScheduledBatch, StepResult
+from corellm.scheduling.block_manager import BlockManager
+from corellm.scheduling.encoder_cache import EncoderCache
+from corellm.scheduling.request import Request
+from corellm.scheduling.scheduler import Scheduler
 from corellm.worker.decode_graphs import StaticInputs
 from corellm.worker.input_batch import StepArrays
 

@@ -18,17 +18,17 @@ ALL, PROMPT, IMAGE, DECODE = "prompt decode image", "prompt image", "image", "de
 
 PATH: list[tuple[str, str, str]] = [
     (ALL, "engine/llm_engine.py", "LLMEngine.step LLMEngine._launch"),
-    (ALL, "engine/scheduler.py", "Scheduler.schedule Scheduler._schedule_together Scheduler._schedule_decodes"),
-    (DECODE, "engine/scheduler.py", "Scheduler._make_room"),
-    (DECODE, "engine/step_plan.py", "StepPlan.add_decode"),
-    (ALL, "engine/scheduler.py", "Scheduler._continue_prefills Scheduler._admit_waiting"),
-    (PROMPT, "engine/scheduler.py", "Scheduler._has_capacity Scheduler._reserve Scheduler._prefix_is_coming"),
-    (PROMPT, "engine/scheduler.py", "Scheduler._admit Scheduler._plan_chunk"),
-    (PROMPT, "engine/encoder_plan.py", "EncoderPlanner.plan item_slices"),
-    (PROMPT, "engine/scheduler.py", "Scheduler._start Scheduler._add_chunk"),
-    (PROMPT, "engine/encoder_plan.py", "EncoderPlanner.commit"),
-    (PROMPT, "engine/step_plan.py", "StepPlan.start StepPlan.add_prefill"),
-    (ALL, "engine/step_plan.py", "StepPlan.seal"),
+    (ALL, "scheduling/scheduler.py", "Scheduler.schedule Scheduler._schedule_together Scheduler._schedule_decodes"),
+    (DECODE, "scheduling/scheduler.py", "Scheduler._make_room"),
+    (DECODE, "scheduling/step_plan.py", "StepPlan.add_decode"),
+    (ALL, "scheduling/scheduler.py", "Scheduler._continue_prefills Scheduler._admit_waiting"),
+    (PROMPT, "scheduling/scheduler.py", "Scheduler._has_capacity Scheduler._reserve Scheduler._prefix_is_coming"),
+    (PROMPT, "scheduling/scheduler.py", "Scheduler._admit Scheduler._plan_chunk"),
+    (PROMPT, "scheduling/encoder_plan.py", "EncoderPlanner.plan item_slices"),
+    (PROMPT, "scheduling/scheduler.py", "Scheduler._start Scheduler._add_chunk"),
+    (PROMPT, "scheduling/encoder_plan.py", "EncoderPlanner.commit"),
+    (PROMPT, "scheduling/step_plan.py", "StepPlan.start StepPlan.add_prefill"),
+    (ALL, "scheduling/step_plan.py", "StepPlan.seal"),
     (ALL, "worker/model_runner.py", "ModelRunner.launch"),
     (PROMPT, "worker/model_runner.py", "ModelRunner._admit ModelRunner.new_state"),
     (ALL, "worker/encoder_runner.py", "EncoderRunner.run"),
@@ -51,37 +51,37 @@ PATH: list[tuple[str, str, str]] = [
 ASIDE: dict[str, str] = {
     "engine/atomic.py": "atomic.run",
     "engine/llm_engine.py": "LLMEngine.runner",
-    "worker/fork_safety.py": "check_process",
-    "worker/devices.py": "for_inference.run on_device",
-    "engine/request.py": "Request.is_decoding Request.token_ids Request.needs_encoder",
+    "system/fork_safety.py": "check_process",
+    "system/devices.py": "for_inference.run on_device",
+    "scheduling/request.py": "Request.is_decoding Request.token_ids Request.needs_encoder",
     "multimodal/inputs.py": "PlaceholderRange.end PlaceholderRange.embeds_before",
-    "engine/request_queue.py": "RequestQueue.__len__ RequestQueue.peek RequestQueue.pop RequestQueue._is_live",
-    "engine/block_manager.py": (
+    "scheduling/request_queue.py": "RequestQueue.__len__ RequestQueue.peek RequestQueue.pop RequestQueue._is_live",
+    "scheduling/block_manager.py": (
         "BlockManager.num_free_blocks BlockManager.get_computed_blocks BlockManager.max_cached_blocks "
         "BlockManager._cached_prefix BlockManager.allocate BlockManager._has_room BlockManager._extend "
         "BlockManager.block_table BlockManager.reach BlockManager.take_window_changes BlockManager._missing_states"
     ),
-    "engine/block_pool.py": "BlockPool.num_free BlockPool.find BlockPool.take",
-    "engine/block_hash.py": "extend_block_hashes hash_block _extra_keys _item_keys",
-    "engine/encoder_cache.py": (
+    "scheduling/block_pool.py": "BlockPool.num_free BlockPool.find BlockPool.take",
+    "scheduling/block_hash.py": "extend_block_hashes hash_block _extra_keys _item_keys",
+    "scheduling/encoder_cache.py": (
         "EncoderCache.referenced_embeds EncoderCache.is_referenced EncoderCache.__contains__ EncoderCache.acquire "
         "EncoderCache.allocate EncoderCache.can_allocate EncoderCache.take_freed"
     ),
     "engine/state_blocks.py": "StateBlocks.__contains__ StateBlocks.cached StateBlocks.count num_state_blocks",
-    "engine/encoder_plan.py": "EncoderPlanner.begin_step _items_needed",
-    "engine/scheduler.py": "Scheduler._note_first_start Scheduler._states",
+    "scheduling/encoder_plan.py": "EncoderPlanner.begin_step _items_needed",
+    "scheduling/scheduler.py": "Scheduler._note_first_start Scheduler._states",
     "worker/model_runner.py": "_scores_prompts",
     "worker/input_batch.py": "_spans StepArrays.num_decodes",
     "worker/kv_cache.py": "KVCache.swap_out KVCache.swap_in KVCache.move",
     "worker/step_in_flight.py": "StepInFlight.__init__",
-    "worker/sampling_state.py": (
+    "sampling/sampling_state.py": (
         "SamplingState.__init__ SamplingState._constant_additions SamplingState._reachable _forbidden "
         "TokenTally.__init__"
     ),
     "sampling_params.py": "SamplingParams.greedy",
     "worker/sequence_state.py": "SequenceState.sync_blocks rope_positions",
-    "worker/transfers.py": "upload",
-    "worker/unused_layers.py": "_unchanged",
+    "system/transfers.py": "upload",
+    "modelling/unused_layers.py": "_unchanged",
     "worker/encoder_runner.py": "EncoderRunner.drop _with_own_storage",
     "worker/encoder_outputs.py": "checked_outputs _one_per_item",
     "multimodal/fields.py": (
@@ -90,7 +90,9 @@ ASIDE: dict[str, str] = {
     ),
     "media/type_checks.py": "is_tensor _is_loaded_instance",
     "multimodal/merging.py": "write_rows check_embeddings",
-    "worker/defaults.py": ("floating_to ModelDefaults.get_input_embeddings ModelDefaults.merge_multimodal_embeddings"),
+    "modelling/defaults.py": (
+        "floating_to ModelDefaults.get_input_embeddings ModelDefaults.merge_multimodal_embeddings"
+    ),
     "attention/paged.py": "_checked PagedAttention._metadata_of",
     "attention/backend.py": (
         "AttentionMetadata.check_tokens AttentionMetadata.seen_by AttentionCall.rotated LayerCache.write "

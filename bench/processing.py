@@ -36,7 +36,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from corellm import EngineConfig
-from corellm.engine.loading import LoadedModel, load
+from corellm.loading.loading import LoadedModel, load
 from corellm_qwen_vl.original.reference import pixels
 
 RATE = 16_000

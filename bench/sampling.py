@@ -15,10 +15,10 @@ import torch
 
 from bench.attention import best
 from corellm import SamplingParams
-from corellm.worker.batch import NewSequence
-from corellm.worker.process import usable_cpus
-from corellm.worker.sampler import Sampler
-from corellm.worker.sampling_state import SamplingState
+from corellm.sampling.sampler import Sampler
+from corellm.sampling.sampling_state import SamplingState
+from corellm.scheduling.batch import NewSequence
+from corellm.system.process import usable_cpus
 from corellm_kernels.cpu.library import unavailable
 from corellm_kernels.cpu.sampling import sample
 

@@ -39,7 +39,7 @@ def test_imports_nothing_heavy(statement: str) -> None:
     [
         "import corellm_llava",
         "import corellm.multimodal",
-        "import corellm.engine.scheduler",
+        "import corellm.scheduling.scheduler",
         "from corellm import LLM, AsyncLLM, LLMEngine",
     ],
 )

@@ -15,8 +15,8 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaModel
 from transformers.models.mamba.modeling_mamba import MambaMixer
 
-from corellm.engine import loading
 from corellm.errors import UntestedTransformersWarning
+from corellm.loading import loading
 from corellm.transformers_releases import TESTED, cache_argument, no_cache, warn_if_untested
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -16,11 +16,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from corellm.engine.at_exit import stop_at_exit
-from corellm.engine.chat_processor import AllowedSpecial
-from corellm.engine.input_processor import ProcessedPrompt
 from corellm.engine.llm_engine import LLMEngine
 from corellm.engine.maintenance import Maintenance
-from corellm.engine.preparation_pools import CallingThread
 from corellm.errors import (
     ConfigError,
     CorellmError,
@@ -29,14 +26,17 @@ from corellm.errors import (
     MissingExtraError,
     RequestError,
 )
+from corellm.frontend.chat_processor import AllowedSpecial
+from corellm.frontend.input_processor import ProcessedPrompt
+from corellm.frontend.preparation_pools import CallingThread
 from corellm.known_fields import refusing
 from corellm.outputs import RequestOutput
 from corellm.plugin.extensions import call_extensions
 from corellm.progress import Progress
 from corellm.prompts import priority_of_each, split_prompts
 from corellm.sampling_params import SamplingParams, params_of_each
-from corellm.worker.fork_safety import NotPicklable, check_process
-from corellm.worker.process import usable_cpus
+from corellm.system.fork_safety import NotPicklable, check_process
+from corellm.system.process import usable_cpus
 
 if TYPE_CHECKING:
     import torch

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from corellm.engine.async_llm import AsyncLLM as AsyncLLM
 from corellm.engine.client import EngineClient as EngineClient
-from corellm.engine.input_processor import InputProcessor as InputProcessor
-from corellm.engine.input_processor import ProcessedPrompt as ProcessedPrompt
 from corellm.engine.metrics import DESCRIPTIONS as METRIC_DESCRIPTIONS
 from corellm.engine.metrics import Counter as Counter
 from corellm.engine.metrics import Gauge as Gauge
 from corellm.engine.metrics import Metric as Metric
-from corellm.engine.preparation_pools import PreparationPools as PreparationPools
 from corellm.engine.process.client import ProcessLLM as ProcessLLM
-from corellm.engine.text_limit import CHEAP_CHARACTERS as CHEAP_CHARACTERS
+from corellm.frontend.input_processor import InputProcessor as InputProcessor
+from corellm.frontend.input_processor import ProcessedPrompt as ProcessedPrompt
+from corellm.frontend.preparation_pools import PreparationPools as PreparationPools
+from corellm.frontend.text_limit import CHEAP_CHARACTERS as CHEAP_CHARACTERS
 
 __all__ = [
     "CHEAP_CHARACTERS",

@@ -81,4 +81,4 @@ def test_a_function_that_is_no_more_is_an_error(capsys: pytest.CaptureFixture[st
     hot_path.print_hot_path()
     assert "LLMEngine.step" in capsys.readouterr().out
     with pytest.raises(KeyError, match="renamed"):
-        hot_path.lines("engine/scheduler.py", "Scheduler.renamed")
+        hot_path.lines("scheduling/scheduler.py", "Scheduler.renamed")

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from corellm import LLM, SamplingParams
-from corellm.engine import opening
 from corellm.hookspecs import STATIC_HOOKS
+from corellm.loading import opening
 from corellm.plugin.contract import CONTRACT
 from corellm_florence2.tiny import make_tiny_checkpoint as make_florence2
 from corellm_gemma3.tiny import make_tiny_checkpoint as make_gemma3

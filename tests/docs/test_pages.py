@@ -67,7 +67,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("page", PAGES)
 def test_page(page: str, tmp_path: Path, published: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every block of the page runs, and prints what the page shows."""
-    monkeypatch.setattr("corellm.worker.checkpoint._download", published)
+    monkeypatch.setattr("corellm.loading.checkpoint._download", published)
     write_media(tmp_path)
     with reading(tmp_path) as reader:
         reader.follow(find_blocks(ROOT / page, page))

@@ -16,10 +16,10 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from corellm import LLM
-from corellm.engine.model_use import ModelUse
-from corellm.engine.request_part import PLAIN
+from corellm.loading.model_use import ModelUse
 from corellm.sampling_params import SamplingParams
-from corellm.worker.batch import ScheduledBatch, StepResult, TokenLogprobs
+from corellm.scheduling.batch import ScheduledBatch, StepResult, TokenLogprobs
+from corellm.scheduling.request_part import PLAIN
 from tests.engine.fake_worker import EOS, VOCABULARY, FakeWorker
 from tests.engine.simulation import Setup, Simulation
 
@@ -103,8 +103,8 @@ def fake_llm(monkeypatch: pytest.MonkeyPatch, setup: Setup, tokenizer: Any, *, r
     )
     located = SimpleNamespace(sampling=SamplingParams(), use=ModelUse())
     monkeypatch.setattr("corellm.engine.llm_engine.locate", lambda config: located)
-    monkeypatch.setattr("corellm.worker.dummy_steps.is_healthy", lambda runner: True)
-    monkeypatch.setattr("corellm.engine.loading.load", lambda config, located, check_encoders: model)
+    monkeypatch.setattr("corellm.loading.dummy_steps.is_healthy", lambda runner: True)
+    monkeypatch.setattr("corellm.loading.loading.load", lambda config, located, check_encoders: model)
     llm = LLM("no model")
     llm._pool.shutdown()
     llm._pool = AtOnce()  # type: ignore[assignment]

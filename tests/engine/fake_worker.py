@@ -14,13 +14,13 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
 from zlib import crc32
 
-from corellm.engine.request import Request
-from corellm.engine.request_part import PLAIN
-from corellm.engine.spans import Spans
 from corellm.errors import EncoderError, RequestFailedError
 from corellm.multimodal.inputs import MultiModalFeature, PlaceholderRange
 from corellm.sampling_params import SamplingParams
-from corellm.worker.batch import UNKNOWN, NewSequence, ScheduledBatch, SequenceChunk, StepResult
+from corellm.scheduling.batch import UNKNOWN, NewSequence, ScheduledBatch, SequenceChunk, StepResult
+from corellm.scheduling.request import Request
+from corellm.scheduling.request_part import PLAIN
+from corellm.scheduling.spans import Spans
 
 VOCABULARY = 40
 EOS = 0

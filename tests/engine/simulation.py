@@ -8,13 +8,13 @@ from random import Random
 from typing import Any, Literal
 
 from corellm.config import SchedulerConfig
-from corellm.engine.block_manager import BlockManager
-from corellm.engine.encoder_cache import EncoderCache
-from corellm.engine.request import Request, RequestStatus
-from corellm.engine.scheduler import Scheduler
-from corellm.engine.window_blocks import WindowBlocks, most_places
 from corellm.multimodal.inputs import MultiModalFeature, embedded_spans
-from corellm.worker.batch import ScheduledBatch, StepResult
+from corellm.scheduling.batch import ScheduledBatch, StepResult
+from corellm.scheduling.block_manager import BlockManager
+from corellm.scheduling.encoder_cache import EncoderCache
+from corellm.scheduling.request import Request, RequestStatus
+from corellm.scheduling.scheduler import Scheduler
+from corellm.scheduling.window_blocks import WindowBlocks, most_places
 from tests.engine.fake_worker import VOCABULARY, FakeWorker, expected_output, make_feature, make_request, spans_of
 
 MAX_PREEMPTIONS = 8

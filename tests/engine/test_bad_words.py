@@ -12,7 +12,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import NoBadWordsLogitsProcessor, PreTrainedTokenizerFast
 
-from corellm.engine.bad_words import BadWords
+from corellm.frontend.bad_words import BadWords
 from tests.engine.test_detokenizer import decode, encode, tokenizer_of
 
 PIECES = ["<unk>", "▁", "▁red", "red", "▁blue", "bl", "ue", "s", "(", "▁(", "1", *"abcdelru"]

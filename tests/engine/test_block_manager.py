@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corellm.engine.block_manager import BlockManager
-from corellm.engine.request import Request
+from corellm.scheduling.block_manager import BlockManager
+from corellm.scheduling.request import Request
 from tests.engine.fake_worker import embedding_at, make_feature, make_request, next_kv
 
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import ByT5Tokenizer, PreTrainedTokenizer, PreTrainedTokenizerFast
 
-from corellm.engine.detokenizer import IncrementalDetokenizer
-from corellm.engine.stop_strings import StopStringMatcher
+from corellm.frontend.detokenizer import IncrementalDetokenizer
+from corellm.frontend.stop_strings import StopStringMatcher
 
 CORPUS = ["what shape is in the image? a red circle, a blue square.", "USER: describe it. ASSISTANT: über naïve 0123"]
 WORDS = [word for line in CORPUS for word in line.split()]

@@ -7,9 +7,9 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corellm.engine.encoder_cache import EncoderCache
-from corellm.engine.encoder_plan import EncoderPlanner
-from corellm.engine.request import Request
+from corellm.scheduling.encoder_cache import EncoderCache
+from corellm.scheduling.encoder_plan import EncoderPlanner
+from corellm.scheduling.request import Request
 from tests.engine.fake_worker import make_feature, make_request
 
 

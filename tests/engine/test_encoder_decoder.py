@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corellm.config import SchedulerConfig
-from corellm.engine.block_hash import extend_block_hashes
-from corellm.engine.block_manager import BlockManager
-from corellm.engine.encoder_cache import EncoderCache
-from corellm.engine.encoder_prompt import EncoderPrompt, StateBlocks
-from corellm.engine.request import Request, RequestStatus
-from corellm.engine.scheduler import Scheduler
 from corellm.errors import PromptTooLongError
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.sampling_params import SamplingParams
-from corellm.worker.batch import ScheduledBatch, StepResult
+from corellm.scheduling.batch import ScheduledBatch, StepResult
+from corellm.scheduling.block_hash import extend_block_hashes
+from corellm.scheduling.block_manager import BlockManager
+from corellm.scheduling.encoder_cache import EncoderCache
+from corellm.scheduling.encoder_prompt import EncoderPrompt, StateBlocks
+from corellm.scheduling.request import Request, RequestStatus
+from corellm.scheduling.scheduler import Scheduler
 from tests.engine.fake_worker import make_feature
 
 BLOCK = 4

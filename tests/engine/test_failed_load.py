@@ -18,8 +18,8 @@ from corellm.templates.renderer import TemplateRenderer
 @pytest.mark.parametrize(
     ("make", "module", "step"),
     [
-        (LLM, "corellm.engine.loading", "corellm.engine.loading.make_input_processor"),
-        (ProcessLLM, "corellm.engine.process.front_end", "corellm.engine.opening.make_input_processor"),
+        (LLM, "corellm.loading.loading", "corellm.loading.loading.make_input_processor"),
+        (ProcessLLM, "corellm.engine.process.front_end", "corellm.loading.opening.make_input_processor"),
     ],
 )
 def test_threads_and_templates_end(

@@ -21,8 +21,8 @@ import pytest
 import corellm.engine
 from corellm import LLM
 from corellm.cli.conversation import print_text, stream_text
-from corellm.engine.input_processor import ProcessedPrompt
 from corellm.engine.llm_engine import LLMEngine
+from corellm.frontend.input_processor import ProcessedPrompt
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
 from tests.engine.fake_llm import fake_llm, make_tokenizer, params

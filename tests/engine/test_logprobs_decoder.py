@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from corellm.engine.detokenizer import IncrementalDetokenizer
-from corellm.engine.logprobs_decoder import LogprobsDecoder
-from corellm.worker.batch import TokenLogprobs
+from corellm.frontend.detokenizer import IncrementalDetokenizer
+from corellm.frontend.logprobs_decoder import LogprobsDecoder
+from corellm.scheduling.batch import TokenLogprobs
 from tests.engine.test_detokenizer import MAKERS, decode, encode, tokenizer_of
 
 TEXTS = ["what shape is in the image? a red circle", "über 😀😀 日本語 naïve\n\nthe end", " describe  it"]

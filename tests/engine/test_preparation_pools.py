@@ -7,8 +7,8 @@ from concurrent.futures import CancelledError, wait
 
 import pytest
 
-from corellm.engine.preparation_pools import PreparationPools
 from corellm.errors import ProcessingError
+from corellm.frontend.preparation_pools import PreparationPools
 
 
 def test_owners_take_turns() -> None:

@@ -16,8 +16,8 @@ import torch
 import transformers
 
 from corellm import LLM, AsyncLLM, SamplingParams
-from corellm.engine.recommended_sampling import recommended_sampling
 from corellm.errors import CheckpointError, ConfigError
+from corellm.loading.recommended_sampling import recommended_sampling
 
 PROMPT = "USER: hello there ASSISTANT:"
 

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from corellm import LLM, AsyncLLM, SamplingParams
-from corellm.engine.remote_media import MOST_URLS, RemoteMedia
 from corellm.errors import ItemLimitError, MediaError, MissingExtraError, ProcessingError
 from corellm.fetching import fetcher as fetcher_module
 from corellm.fetching.fetcher import Fetcher
 from corellm.fetching.settings import FetchSettings
+from corellm.frontend.remote_media import MOST_URLS, RemoteMedia
 from tests.fetching.hosts import HOME, Host, Names, listening_in_thread, ok, redirect, responding, silent
 from tests.fixtures import random_image
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corellm.engine.block_hash import extend_block_hashes, hash_block
-from corellm.engine.request import FINISH_REASONS, Request, RequestStatus
-from corellm.engine.request_queue import RequestQueue
 from corellm.multimodal.inputs import MultiModalFeature
+from corellm.scheduling.block_hash import extend_block_hashes, hash_block
+from corellm.scheduling.request import FINISH_REASONS, Request, RequestStatus
+from corellm.scheduling.request_queue import RequestQueue
 from tests.engine.fake_worker import EOS, make_feature, make_request
 
 

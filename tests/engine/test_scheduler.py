@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from corellm.engine.request import Request, RequestStatus
 from corellm.errors import InvalidParameterError, MultiModalError, PromptError, PromptTooLongError
-from corellm.worker.batch import ScheduledBatch
+from corellm.scheduling.batch import ScheduledBatch
+from corellm.scheduling.request import Request, RequestStatus
 from tests.engine.fake_worker import VOCABULARY, make_feature, make_request
 from tests.engine.simulation import Setup, Simulation
 
@@ -35,7 +35,7 @@ def shape(batch: ScheduledBatch) -> list[tuple[str, int, int]]:
 def test_decision_making_imports_no_torch() -> None:
     """The scheduler and all it decides with load neither torch nor transformers nor numpy."""
     code = (
-        "import corellm.engine.scheduler, sys\n"
+        "import corellm.scheduling.scheduler, sys\n"
         "print(*[name for name in ('torch', 'transformers', 'numpy') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

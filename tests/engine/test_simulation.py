@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from corellm.engine.request import RequestStatus
+from corellm.scheduling.request import RequestStatus
 from tests.engine.fake_worker import VOCABULARY, make_request
 from tests.engine.simulation import Setup, Simulation, run_random
 

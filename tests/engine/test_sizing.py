@@ -14,12 +14,12 @@ from PIL import Image
 
 from corellm import LLM, SamplingParams
 from corellm.config import EngineConfig
-from corellm.engine import loading
-from corellm.engine.sizing import plan_sizes, sequences_at_once, token_budget, wanted_len
 from corellm.errors import ConfigError
 from corellm.hookspecs import ModelContext
+from corellm.loading import loading
+from corellm.loading.sizing import plan_sizes, sequences_at_once, token_budget, wanted_len
+from corellm.system.memory import DeviceMemory
 from corellm.worker.kv_cache import CacheBytes
-from corellm.worker.memory import DeviceMemory
 
 MEMORY = DeviceMemory(torch.device("cpu"), 0.9)
 

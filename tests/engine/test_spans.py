@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corellm import hookspecs
-from corellm.engine.spans import without_cutting
-from corellm.engine.stated_spans import longest_span, spans_of
 from corellm.errors import ContractError, ProcessingError, PromptTooLongError
+from corellm.frontend.stated_spans import longest_span, spans_of
 from corellm.hookspecs import hookimpl
 from corellm.multimodal import embedded_spans
 from corellm.plugin.hook_callers import HookCallers, hook_callers
+from corellm.scheduling.spans import without_cutting
 from tests.engine.fake_worker import make_feature, make_request
 from tests.engine.simulation import Setup, Simulation
 

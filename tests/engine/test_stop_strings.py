@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from corellm.engine.stop_strings import StopStringMatcher
+from corellm.frontend.stop_strings import StopStringMatcher
 
 
 def search(text: str, stop: Sequence[str], include: bool) -> tuple[str, str | None]:

@@ -13,9 +13,9 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from corellm import AsyncLLM
-from corellm.engine import text_limit
-from corellm.engine.text_limit import TextLimit
 from corellm.errors import PromptTooLongError
+from corellm.frontend import text_limit
+from corellm.frontend.text_limit import TextLimit
 
 CORPUS = [
     "the quick brown fox",

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from corellm.engine.text_tokenizer import TextTokenizer
+from corellm.frontend.text_tokenizer import TextTokenizer
 from corellm.tiny_checkpoints import train_tokenizer
 
 TEXTS = st.lists(

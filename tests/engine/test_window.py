@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from corellm.engine.chat_processor import RenderedChat
-from corellm.engine.window import Window, split_turns
 from corellm.errors import PromptTooLongError
+from corellm.frontend.chat_processor import RenderedChat
+from corellm.frontend.window import Window, split_turns
 from corellm.multimodal.chat import collect_media
 from corellm.multimodal.chat.messages import media_parts
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corellm.engine.block_manager import BlockManager
-from corellm.engine.request import Request
-from corellm.engine.window_blocks import WindowBlocks, most_places
+from corellm.scheduling.block_manager import BlockManager
+from corellm.scheduling.request import Request
+from corellm.scheduling.window_blocks import WindowBlocks, most_places
 from tests.engine.fake_worker import make_request
 
 BLOCK = 4

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from corellm.errors import EmbeddingCountError
+from corellm.modelling.defaults import ModelDefaults
 from corellm.multimodal import write_rows
-from corellm.worker.defaults import ModelDefaults
 from corellm_kernels.gpu.merging import merge_rows, merge_rows_reference
 from tests.kernels.comparing import DEVICE, DTYPES
 

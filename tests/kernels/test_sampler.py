@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from corellm.sampling.sampler import FAILED, Sampler
 from corellm.sampling_params import SamplingParams
-from corellm.worker.sampler import FAILED, Sampler
 from corellm_kernels.gpu.sampling import sample, sample_reference
 from tests.kernels.comparing import DEVICE
 from tests.worker.test_sampler import VOCAB, logits_of, state

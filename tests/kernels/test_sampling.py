@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from corellm.sampling.logit_edits import Entries, collect_edits, edit_logits
+from corellm.sampling.sampler import draw
+from corellm.sampling.sampling_state import SamplingState
+from corellm.sampling.token_weights import token_weights
 from corellm.sampling_params import SamplingParams
-from corellm.worker.batch import NewSequence
-from corellm.worker.logit_edits import Entries, collect_edits, edit_logits
-from corellm.worker.sampler import draw
-from corellm.worker.sampling_state import SamplingState
-from corellm.worker.token_weights import token_weights
+from corellm.scheduling.batch import NewSequence
 from corellm_kernels.cpu.library import unavailable
 from corellm_kernels.cpu.sampling import sample as compiled_sample
 from corellm_kernels.gpu.logits import edited

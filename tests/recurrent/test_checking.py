@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from corellm.errors import CheckpointError, ContractError
-from corellm.worker.batch import SequenceChunk
+from corellm.scheduling.batch import SequenceChunk
 from corellm.worker.parts.recurrent.checking import make_states
 from corellm.worker.parts.recurrent.finding import find_mixers, noting_widths
 from corellm.worker.parts.recurrent.rows import DUMMY

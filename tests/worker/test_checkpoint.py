@@ -24,12 +24,12 @@ from transformers import dynamic_module_utils as transformers_code
 from corellm import LLM, SamplingParams
 from corellm.config import ModelConfig
 from corellm.errors import CheckpointError, ConfigError, PluginNotFoundError
+from corellm.loading import checkpoint as checkpoints
+from corellm.loading.missing_torchvision import way_out
+from corellm.loading.remote_code import no_questions
 from corellm.modelling import renamed
+from corellm.modelling.checkpoint_files import check_files
 from corellm.modelling.weights import check_names, fill_weights
-from corellm.worker import checkpoint as checkpoints
-from corellm.worker.checkpoint_files import check_files
-from corellm.worker.missing_torchvision import way_out
-from corellm.worker.remote_code import no_questions
 from corellm_qwen_vl.tiny import make_tiny_checkpoint as make_qwen_vl
 from tests.fixtures import random_image
 

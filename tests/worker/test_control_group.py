@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from corellm.worker import control_group
-from corellm.worker.memory import DeviceMemory
+from corellm.system import control_group
+from corellm.system.memory import DeviceMemory
 
 GIB = 2**30
 UNLIMITED = 9223372036854771712

@@ -15,8 +15,8 @@ from transformers.activations import SiLUActivation
 
 from corellm import LLM, SamplingParams
 from corellm.attention.graph import NotCapturable
+from corellm.loading.dummy_steps import capture_graphs
 from corellm.worker.decode_graphs import DecodeGraphs, StaticInputs, graph_sizes
-from corellm.worker.dummy_steps import capture_graphs
 from corellm.worker.input_batch import StepArrays
 from tests.fixtures import generate_together, random_image
 from tests.worker.replayed_graph import ReplayedGraph

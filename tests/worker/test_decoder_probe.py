@@ -16,10 +16,10 @@ from corellm.attention.paged import register_attention
 from corellm.attention.reference import ReferenceAttention
 from corellm.errors import CheckpointError
 from corellm.hookspecs import LoadConfig
+from corellm.loading.decoder_probe import _cuts_spans, causal_layers, probe_spans
 from corellm.modelling import visible_tokens
+from corellm.modelling.defaults import load_transformers_model
 from corellm.tiny_checkpoints import randomize_weights, train_tokenizer
-from corellm.worker.decoder_probe import _cuts_spans, causal_layers, probe_spans
-from corellm.worker.defaults import load_transformers_model
 
 WIDTH = 64
 IMAGE = [0, 0, 1, 1, 1, 0]
@@ -197,7 +197,7 @@ def test_an_item_is_not_taken_as_causal_where_its_window_cannot_be_asked_for(
             raise ValueError("no such window")
         return visible_tokens(*arguments)
 
-    monkeypatch.setattr("corellm.worker.decoder_probe.visible_tokens", failing)
+    monkeypatch.setattr("corellm.loading.decoder_probe.visible_tokens", failing)
     with pytest.raises(CheckpointError, match=r"window .*\(ValueError: no such w"):
         probe(model)
 
@@ -218,7 +218,7 @@ def test_a_causal_model_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     ran = []
     model = load("Qwen2VLForConditionalGeneration", tmp_path)
     model.model.register_forward_hook(lambda *_: ran.append(1))
-    with caplog.at_level("DEBUG", logger="corellm.worker.decoder_probe"):
+    with caplog.at_level("DEBUG", logger="corellm.loading.decoder_probe"):
         probe(model)
     assert ran
     assert not caplog.messages
@@ -235,7 +235,7 @@ def test_a_model_that_cannot_be_run_so_is_warned_of(caplog: pytest.LogCaptureFix
         def forward(self, inputs_embeds: Tensor, token_type_ids: Tensor, **more: Any) -> None:
             raise ValueError("pixel_values are missing")
 
-    with caplog.at_level("DEBUG", logger="corellm.worker.decoder_probe"):
+    with caplog.at_level("DEBUG", logger="corellm.loading.decoder_probe"):
         probe(Plain())
         probe(Failing())
     (message,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]

@@ -19,7 +19,7 @@ with LLM(sys.argv[1], device="cpu") as llm:
 """
 CALLED = """
 import sys
-from corellm.worker.deferred_imports import import_deferring
+from corellm.loading.deferred_imports import import_deferring
 import_deferring()
 assert not {"sklearn", "scipy"} & {name.split(".")[0] for name in sys.modules}
 from transformers.generation import candidate_generator
@@ -39,7 +39,7 @@ class Finder:  # imports the whole module while transformers does
             import scipy.optimize as optimize
             assert optimize.brentq is brentq
 sys.meta_path.insert(0, Finder())
-from corellm.worker.deferred_imports import import_deferring
+from corellm.loading.deferred_imports import import_deferring
 import_deferring()
 import scipy.optimize
 from transformers.loss import loss_for_object_detection

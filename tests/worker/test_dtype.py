@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from corellm import LLM, SamplingParams
-from corellm.worker import devices
-from corellm.worker.checkpoint import resolve_dtype
+from corellm.loading.checkpoint import resolve_dtype
+from corellm.system import devices
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32

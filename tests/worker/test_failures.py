@@ -14,7 +14,7 @@ import torch
 
 from corellm import LLM
 from corellm.errors import CorellmError, EncoderError, PromptError, RequestFailedError
-from corellm.worker.failures import failure_of
+from corellm.system.failures import failure_of
 from tests.fixtures import random_image
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from corellm.attention.graph import NotCapturable
 from corellm.errors import ConfigError
-from corellm.worker.devices import on_device
+from corellm.system.devices import on_device
 from corellm.worker.graphs import CudaGraph
 
 

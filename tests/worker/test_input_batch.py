@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from corellm.sampling.sampling_state import SamplingState
 from corellm.sampling_params import SamplingParams
-from corellm.worker.batch import NewSequence, SequenceChunk
+from corellm.scheduling.batch import NewSequence, SequenceChunk
 from corellm.worker.input_batch import StepArrays, lay_out
 from corellm.worker.parts.spans import Spans
-from corellm.worker.sampling_state import SamplingState
 from corellm.worker.sequence_state import SequenceState
 
 CPU = torch.device("cpu")

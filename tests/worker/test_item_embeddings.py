@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from corellm.multimodal import MultiModalFeature, PlaceholderRange
+from corellm.sampling.sampling_state import SamplingState
 from corellm.sampling_params import SamplingParams
-from corellm.worker.batch import NewSequence, SequenceChunk, item_slices
+from corellm.scheduling.batch import NewSequence, SequenceChunk, item_slices
 from corellm.worker.item_embeddings import select_embeddings
-from corellm.worker.sampling_state import SamplingState
 from corellm.worker.sequence_state import SequenceState
 
 

@@ -10,8 +10,8 @@ import torch
 
 from corellm.config import CacheConfig
 from corellm.errors import ConfigError
+from corellm.system.memory import DeviceMemory
 from corellm.worker.kv_cache import CacheBytes, KVCache, LayerLayout, block_bytes, choose_num_blocks
-from corellm.worker.memory import DeviceMemory
 from corellm.worker.parts.windows import window_layers
 
 BYTES = CacheBytes(100)

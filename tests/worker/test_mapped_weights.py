@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from corellm.worker.mapped_weights import release_mapped_weights
+from corellm.loading.mapped_weights import release_mapped_weights
 
 pytestmark = pytest.mark.filterwarnings("default")
 

@@ -12,10 +12,10 @@ import torch
 from corellm import LLM
 from corellm.config import CacheConfig, EngineConfig
 from corellm.errors import ConfigError
-from corellm.worker.checkpoint import resolve_device
-from corellm.worker.dummy_steps import profile_run
+from corellm.loading.checkpoint import resolve_device
+from corellm.loading.dummy_steps import profile_run
+from corellm.system.memory import DeviceMemory
 from corellm.worker.kv_cache import CacheBytes, LayerLayout, block_bytes, cache_dtype, choose_num_blocks
-from corellm.worker.memory import DeviceMemory
 
 GIB = 2**30
 GPU = torch.device("cuda", 0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from corellm.worker.packed_linear import PackedLinear, pack_linears, packing_helps
+from corellm.loading.packed_linear import PackedLinear, pack_linears, packing_helps
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -52,7 +52,7 @@ def test_one_weight_at_a_time_is_in_memory_twice(monkeypatch: pytest.MonkeyPatch
         alive.append(sum(original() is not None for original in originals))
         return nn.Identity()
 
-    monkeypatch.setattr("corellm.worker.packed_linear.PackedLinear", pack)
+    monkeypatch.setattr("corellm.loading.packed_linear.PackedLinear", pack)
     assert pack_linears(model) == 6
     assert alive == [6, 5, 4, 3, 2, 1]
     assert not any(original() is not None for original in originals)

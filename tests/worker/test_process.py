@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from corellm.worker import process
+from corellm.system import process
 
 SHOW = """
 import threading, time
 import {first}
-from corellm.worker.process import set_up_threads
+from corellm.system.process import set_up_threads
 set_up_threads()
 import torch
 
@@ -66,7 +66,7 @@ def test_the_users_wishes_stay(wish: dict[str, str]) -> None:
 
 
 def test_a_number_set_after_the_first_load_stays() -> None:
-    code = "import torch; from corellm.worker.process import set_up_threads as s; s(); n = torch.get_num_threads();"
+    code = "import torch; from corellm.system.process import set_up_threads as s; s(); n = torch.get_num_threads();"
     code += "torch.set_num_threads(n + 1); s(); print(torch.get_num_threads() - n)"
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))}
     assert subprocess.run([sys.executable, "-c", code], env=clean, capture_output=True, check=True).stdout == b"1\n"

@@ -17,7 +17,7 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbeddin
 
 from corellm import LLM, SamplingParams
 from corellm.errors import ConfigError
-from corellm.worker.rope import freeze_rope
+from corellm.loading.rope import freeze_rope
 
 TRAINED, LONGEST = 64, 256
 LONGROPE = {

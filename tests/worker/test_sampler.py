@@ -27,13 +27,13 @@ from transformers.generation.logits_process import (
 )
 
 from corellm.errors import InvalidParameterError, RequestFailedError
+from corellm.sampling.logit_edits import edit_logits
+from corellm.sampling.logprobs import LogprobsInFlight
+from corellm.sampling.sampler import FAILED, Sampler, draw
+from corellm.sampling.sampling_state import SamplingState
+from corellm.sampling.token_weights import token_weights
 from corellm.sampling_params import SamplingParams
-from corellm.worker.batch import NewSequence
-from corellm.worker.logit_edits import edit_logits
-from corellm.worker.logprobs import LogprobsInFlight
-from corellm.worker.sampler import FAILED, Sampler, draw
-from corellm.worker.sampling_state import SamplingState
-from corellm.worker.token_weights import token_weights
+from corellm.scheduling.batch import NewSequence
 
 CPU = torch.device("cpu")
 VOCAB = 300

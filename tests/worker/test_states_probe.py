@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from corellm.attention.paged import ATTENTION_NAME, register_attention
 from corellm.errors import CheckpointError
-from corellm.worker.decoder_probe import probe_decoder
-from corellm.worker.defaults import own_configuration, text_decoder
+from corellm.loading.decoder_probe import probe_decoder
+from corellm.loading.states_probe import StatesProbe
+from corellm.modelling.defaults import own_configuration, text_decoder
 from corellm.worker.kv_cache import LayerLayout
-from corellm.worker.states_probe import StatesProbe
 
 SIZES = {
     "vocab_size": 50, "d_model": 32, "encoder_layers": 1, "decoder_layers": 3, "encoder_ffn_dim": 32,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from corellm.worker.unused_layers import skip_unused_layers
+from corellm.modelling.unused_layers import skip_unused_layers
 from corellm_transformers.tiny import make_tiny_checkpoint
 
 

@@ -19,19 +19,19 @@ from functools import partial
 from typing import Any, Self, TypeVar
 
 from corellm.engine.at_exit import stop_at_exit
-from corellm.engine.input_processor import InputProcessor, ProcessedPrompt, with_request_id
 from corellm.engine.llm_engine import LLMEngine
 from corellm.engine.maintenance import AsyncMaintenance, end_trace
-from corellm.engine.preparation_pools import PreparationPools
 from corellm.engine.stream import Stream, put_all
-from corellm.engine.text_limit import CHEAP_CHARACTERS
 from corellm.errors import ConfigError, CorellmError, EngineDeadError, InvalidParameterError, RequestFailedError
+from corellm.frontend.input_processor import InputProcessor, ProcessedPrompt, with_request_id
+from corellm.frontend.preparation_pools import PreparationPools
+from corellm.frontend.text_limit import CHEAP_CHARACTERS
 from corellm.known_fields import refusing
 from corellm.outputs import RequestOutput
 from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from corellm.pooling_params import PoolingParams
 from corellm.sampling_params import SamplingParams
-from corellm.worker.fork_safety import NotPicklable, check_process
+from corellm.system.fork_safety import NotPicklable, check_process
 
 logger = logging.getLogger(__name__)
 

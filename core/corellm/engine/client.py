@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
-from corellm.engine.input_processor import InputProcessor
 from corellm.engine.metrics import Metric
 from corellm.errors import EngineDeadError
+from corellm.frontend.input_processor import InputProcessor
 from corellm.outputs import RequestOutput
 from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from corellm.pooling_params import PoolingParams

@@ -11,20 +11,20 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from corellm.allocator import keep_freed_memory, return_freed_memory
 from corellm.config import EngineConfig
 from corellm.engine import maintenance
 from corellm.engine.atomic import atomic
-from corellm.engine.input_processor import ProcessedPrompt, with_request_id
-from corellm.engine.locating import LocatedModel, locate
-from corellm.engine.output_processor import OutputProcessor
-from corellm.engine.request import Request, RequestStatus
 from corellm.errors import ConfigError, CorellmError, EngineDeadError, InvalidParameterError
+from corellm.frontend.input_processor import ProcessedPrompt, with_request_id
+from corellm.frontend.output_processor import OutputProcessor
+from corellm.loading.locating import LocatedModel, locate
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import RequestOutputKind, SamplingParams
-from corellm.worker.batch import ScheduledBatch, StepResult
-from corellm.worker.fork_safety import NotPicklable, check_process
-from corellm.worker.process import collector_paused, set_up_threads
+from corellm.scheduling.batch import ScheduledBatch, StepResult
+from corellm.scheduling.request import Request, RequestStatus
+from corellm.system.allocator import keep_freed_memory, return_freed_memory
+from corellm.system.fork_safety import NotPicklable, check_process
+from corellm.system.process import collector_paused, set_up_threads
 from corellm.worker.trace import Trace
 
 if TYPE_CHECKING:  # both import torch
@@ -71,8 +71,8 @@ class LLMEngine(NotPicklable):
                 )
             set_up_threads()
             keep_freed_memory()
-            from corellm.engine.loading import load  # torch comes in here, after the threads are set up
-            from corellm.worker.dummy_steps import is_healthy
+            from corellm.loading.dummy_steps import is_healthy
+            from corellm.loading.loading import load  # torch comes in here, after the threads are set up
 
             model = load(config, located, check_encoders=check_encoders)
         return_freed_memory()
@@ -333,7 +333,7 @@ class LLMEngine(NotPicklable):
 
     def shutdown(self) -> None:
         """Free the model and the caches. The engine cannot be used after."""
-        from corellm.worker.memory import release_memory
+        from corellm.system.memory import release_memory
 
         try:
             maintenance.end_trace(self)

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from torch import nn
 
     from corellm.config import ModelConfig
-    from corellm.engine.model_use import ModelUse
     from corellm.hookspecs import ModelContext
     from corellm.llm import LLM
-    from corellm.worker.defaults import MergeRows
-    from corellm.worker.device_sampling import Sample
+    from corellm.loading.model_use import ModelUse
+    from corellm.modelling.defaults import MergeRows
+    from corellm.sampling.device_sampling import Sample
 
 _hookspec = pluggy.HookspecMarker(PROJECT_NAME)
 
@@ -45,7 +45,7 @@ def register_attention_backends() -> dict[str, str] | None:
 
 @_hookspec
 def register_sampling(device: torch.device) -> Sample | None:
-    """Offer a function that chooses tokens on a device: a `corellm.worker.device_sampling.Sample`.
+    """Offer a function that chooses tokens on a device: a `corellm.sampling.device_sampling.Sample`.
 
     The first offer is taken. None if it does not run on this device.
     """
@@ -53,7 +53,7 @@ def register_sampling(device: torch.device) -> Sample | None:
 
 @_hookspec
 def register_merging(device: torch.device) -> MergeRows | None:
-    """Offer a function that writes items' embeddings into the text's: a `corellm.worker.defaults.MergeRows`.
+    """Offer a function that writes items' embeddings into the text's: a `corellm.modelling.defaults.MergeRows`.
 
     It is used for adapters that do not implement `merge_multimodal_embeddings`. The first offer is taken. None if it
     does not run on this device.

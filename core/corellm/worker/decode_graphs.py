@@ -19,8 +19,8 @@ from torch import Tensor
 
 from corellm.attention.backend import AttentionMetadata
 from corellm.attention.graph import Graph, NotCapturable
+from corellm.system.transfers import upload
 from corellm.worker.input_batch import FlatBatch, StepArrays
-from corellm.worker.transfers import upload
 
 logger = logging.getLogger(__name__)
 

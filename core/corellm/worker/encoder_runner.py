@@ -14,13 +14,13 @@ from torch import Tensor
 
 from corellm.attention.graph import Graph
 from corellm.errors import CorellmError, EmbeddingCountError, EncoderError
+from corellm.modelling.defaults import floating_to
 from corellm.multimodal.fields import group_joinable, join_items
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.plugin.hook_callers import HookCallers
-from corellm.worker.defaults import floating_to
+from corellm.system.failures import failure_of
 from corellm.worker.encoder_graphs import EncoderGraphs
 from corellm.worker.encoder_outputs import checked_outputs
-from corellm.worker.failures import failure_of
 
 
 class EncoderRunner:

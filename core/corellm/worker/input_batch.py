@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from corellm.attention.backend import AttentionMetadata
-from corellm.worker.batch import SequenceChunk
+from corellm.scheduling.batch import SequenceChunk
+from corellm.system.transfers import upload
 from corellm.worker.sequence_state import SequenceState
-from corellm.worker.transfers import upload
 
 
 @dataclass(frozen=True)

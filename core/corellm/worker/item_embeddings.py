@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from corellm.multimodal.inputs import MultiModalFeature
-from corellm.worker.batch import SequenceChunk
+from corellm.scheduling.batch import SequenceChunk
 from corellm.worker.sequence_state import SequenceState
 
 

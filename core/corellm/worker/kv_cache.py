@@ -16,8 +16,8 @@ from torch import Tensor
 from corellm.attention.backend import LayerCache
 from corellm.config import CacheConfig
 from corellm.errors import ConfigError
-from corellm.pages import map_pages
-from corellm.worker.memory import DeviceMemory
+from corellm.system.memory import DeviceMemory
+from corellm.system.pages import map_pages
 
 QUANTIZED = (torch.int8, torch.float8_e4m3fn)
 """Types of the cache that store a factor for every token and head."""

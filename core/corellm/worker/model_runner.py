@@ -20,22 +20,22 @@ from corellm.attention.backend import AttentionBackend
 from corellm.attention.paged import PagedAttention
 from corellm.errors import CorellmError, RequestFailedError
 from corellm.plugin.hook_callers import HookCallers
-from corellm.worker.batch import NewSequence, ScheduledBatch, SequenceChunk, StepResult
+from corellm.sampling.device_sampling import Sample
+from corellm.sampling.logprobs import prompt_logprobs
+from corellm.sampling.sampler import Sampler
+from corellm.sampling.sampling_state import SamplingState
+from corellm.scheduling.batch import NewSequence, ScheduledBatch, SequenceChunk, StepResult
+from corellm.system.devices import for_inference
+from corellm.system.failures import failure_of
+from corellm.system.transfers import upload
 from corellm.worker.decode_graphs import DecodeGraphs
-from corellm.worker.device_sampling import Sample
-from corellm.worker.devices import for_inference
 from corellm.worker.encoder_runner import EncoderRunner
-from corellm.worker.failures import failure_of
 from corellm.worker.input_batch import FlatBatch, StepArrays, lay_out
 from corellm.worker.item_embeddings import select_embeddings
 from corellm.worker.kv_cache import KVCache
-from corellm.worker.logprobs import prompt_logprobs
 from corellm.worker.parts.step_part import StepPart
-from corellm.worker.sampler import Sampler
-from corellm.worker.sampling_state import SamplingState
 from corellm.worker.sequence_state import SequenceState, rope_positions
 from corellm.worker.step_in_flight import StepInFlight
-from corellm.worker.transfers import upload
 
 logger = logging.getLogger(__name__)
 

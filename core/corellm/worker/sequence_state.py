@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from corellm.errors import ContractError
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.plugin.hook_callers import HookCallers
-from corellm.worker.batch import NewSequence
-from corellm.worker.sampling_state import SamplingState
+from corellm.sampling.sampling_state import SamplingState
+from corellm.scheduling.batch import NewSequence
 
 
 @dataclass

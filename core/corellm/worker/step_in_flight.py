@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from corellm.worker.batch import ScheduledBatch, SequenceChunk, StepResult
-from corellm.worker.sampler import TokensInFlight
+from corellm.sampling.sampler import TokensInFlight
+from corellm.scheduling.batch import ScheduledBatch, SequenceChunk, StepResult
 from corellm.worker.sequence_state import SequenceState
 
 

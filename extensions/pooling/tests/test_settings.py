@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from corellm.engine.model_use import ModelUse
 from corellm.errors import CheckpointError, ConfigError, InvalidParameterError
+from corellm.loading.model_use import ModelUse
 from corellm.pooling_params import POOLING_TASKS, PoolerConfig, PoolingParams
 from corellm_pooling.sentence_transformers import read_stated_pooling
 from corellm_pooling.settings import CONVERTS, RUNNERS, Conversion, generative_names, resolve

@@ -37,8 +37,8 @@ class Extension:
     @hookimpl
     def wrap_adapter(self, context: ModelContext) -> Any:
         """Wrap the adapter, and what has no hook."""
-        from corellm.engine.detokenizer import IncrementalDetokenizer
-        from corellm.worker.sampler import Sampler
+        from corellm.frontend.detokenizer import IncrementalDetokenizer
+        from corellm.sampling.sampler import Sampler
 
         append, start = IncrementalDetokenizer.append, Sampler.start
 

@@ -17,7 +17,7 @@ import pytest
 
 from corellm import AsyncLLM
 from corellm.cli import main
-from corellm.log_format import JsonFormatter, start_line
+from corellm.system.log_format import JsonFormatter, start_line
 from extensions.server.tests.conftest import MODEL, Running, chat, serving, user
 from tests.fetching.hosts import CERTIFICATE
 from tests.fixtures import wait_until
@@ -196,7 +196,7 @@ def test_logs(llm: AsyncLLM, caplog: pytest.LogCaptureFixture) -> None:
 
 FAILURES = """
 import asyncio, threading
-from corellm.log_format import set_up_log
+from corellm.system.log_format import set_up_log
 
 class Unraisable:
     def __del__(self):

@@ -24,7 +24,7 @@ from corellm.errors import (
 )
 from corellm.multimodal.hook_results import adapter_errors
 from corellm.plugin.contract import CONTRACT
-from corellm.worker.failures import failure_of
+from corellm.system.failures import failure_of
 from corellm_testing import AdapterContract, ContractBroken, Reference
 from corellm_testing.content import content
 from corellm_testing.rules import guilty_hook, rules_of

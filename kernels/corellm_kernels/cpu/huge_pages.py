@@ -7,7 +7,7 @@ import mmap
 import torch
 from torch import Tensor
 
-from corellm.pages import map_pages
+from corellm.system.pages import map_pages
 
 _HUGE = 2 << 20
 """Bytes of a huge page on x86-64; elsewhere only the rounding differs."""

@@ -21,7 +21,7 @@ def sample(
     uniforms: Tensor | None = None,
     edits: Edits | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Choose a token per row; see `corellm.worker.device_sampling.Sample`.
+    """Choose a token per row; see `corellm.sampling.device_sampling.Sample`.
 
     Tokens that tie with a bound of top-k, top-p or min-p are kept.
     """

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from corellm import SamplingParams
-from corellm.engine import opening
 from corellm.engine.process import remote_engine
 from corellm.engine.process.client import ProcessLLM
 from corellm.engine.process.process import Process
 from corellm.errors import CheckpointError, ConfigError, EngineDeadError
+from corellm.loading import opening
 from tests.fixtures import wait_until
 
 ENGINE = {"dtype": "float32", "max_num_batched_tokens": 64, "block_size": 8, "max_model_len": 1024}

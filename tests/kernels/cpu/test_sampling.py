@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from corellm import LLM, SamplingParams
-from corellm.worker.logit_edits import collect_edits
-from corellm.worker.sampler import FAILED, Sampler
+from corellm.sampling.logit_edits import collect_edits
+from corellm.sampling.sampler import FAILED, Sampler
 from corellm_kernels.cpu.sampling import sample
 from tests.kernels.cpu.conftest import SetDtype
 from tests.kernels.test_sampling import SAMPLERS, assert_chosen, run, state

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from corellm import LLM, SamplingParams
-from corellm.worker.dummy_steps import check_trimming
+from corellm.loading.dummy_steps import check_trimming
 from corellm.worker.model_runner import ModelRunner
 
 PROMPT = "USER: tell me about the weather of this week ASSISTANT:"
@@ -130,7 +130,7 @@ def test_a_decoder_that_needs_all_tokens_gets_them(
         return forward(hidden) + hidden.mean(dim=1, keepdim=True)
 
     monkeypatch.setattr(norm, "forward", over_tokens)
-    with caplog.at_level("INFO", logger="corellm.worker.dummy_steps"):
+    with caplog.at_level("INFO", logger="corellm.loading.dummy_steps"):
         check_trimming(runner)
     assert not runner.trims
     (logged,) = caplog.messages

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 
 from corellm.config import EngineConfig
 from corellm.engine.async_llm import AsyncLLM
-from corellm.engine.input_processor import InputProcessor
 from corellm.engine.metrics import Counter, Gauge, Metric
 from corellm.engine.process.messages import MaintenanceMethod
 from corellm.engine.process.remote_engine import RemoteEngine
 from corellm.errors import AbsentMethodError, EngineDeadError
+from corellm.frontend.input_processor import InputProcessor
 
 _Result = TypeVar("_Result")
 _METRICS: dict[str, type[Metric]] = {"Counter": Counter, "Gauge": Gauge}

@@ -19,7 +19,6 @@ import time
 from typing import Any
 
 from corellm.engine import maintenance
-from corellm.engine.input_processor import ProcessedPrompt
 from corellm.engine.llm_engine import LLMEngine
 from corellm.engine.metrics import read_metrics
 from corellm.engine.process import messages
@@ -39,9 +38,10 @@ from corellm.engine.process.messages import (
     Start,
 )
 from corellm.errors import CorellmError, EngineDeadError, RequestFailedError
-from corellm.log_format import set_up_log
+from corellm.frontend.input_processor import ProcessedPrompt
 from corellm.outputs import RequestOutput
 from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
+from corellm.system.log_format import set_up_log
 
 logger = logging.getLogger(__name__)
 

@@ -11,15 +11,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from corellm.config import EngineConfig
-from corellm.engine.input_processor import InputProcessor
-from corellm.engine.locating import LocatedModel
 from corellm.engine.process.messages import Ready
+from corellm.frontend.input_processor import InputProcessor
 from corellm.hookspecs import ModelContext
+from corellm.loading.checkpoint import load_hf_config
+from corellm.loading.locating import LocatedModel
+from corellm.modelling.checkpoint_files import require_weights
 from corellm.plugin.manager import call_static_hook
+from corellm.system.process import usable_cpus
 from corellm.templates.renderer import TemplateRenderer
-from corellm.worker.checkpoint import load_hf_config
-from corellm.worker.checkpoint_files import require_weights
-from corellm.worker.process import usable_cpus
 
 _TEXTS = frozenset({".json", ".jinja", ".md", ".py", ".txt", ""})
 """Endings of files of a checkpoint that have no weights."""
@@ -71,7 +71,7 @@ def open_front_end(
     Raises:
         CheckpointError, PluginError, ConfigError: the model cannot be served.
     """
-    from corellm.engine import opening  # torch comes in here, while the other process loads the model
+    from corellm.loading import opening  # torch comes in here, while the other process loads the model
 
     with opening.at_load(config.model.model), ExitStack() as on_failure:
         opened = opening.open_model(config, located)

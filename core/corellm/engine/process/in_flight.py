@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from corellm.engine.input_processor import ProcessedPrompt
 from corellm.engine.process.faults import to_error
 from corellm.engine.process.messages import Delta
+from corellm.frontend.input_processor import ProcessedPrompt
 from corellm.multimodal.inputs import PlaceholderRange
 from corellm.outputs import RequestOutput
 from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput

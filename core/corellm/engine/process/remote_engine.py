@@ -18,8 +18,6 @@ from dataclasses import fields
 from typing import Any, cast
 
 from corellm.config import EngineConfig
-from corellm.engine.input_processor import ProcessedPrompt
-from corellm.engine.locating import locate
 from corellm.engine.process import messages
 from corellm.engine.process.channel import MAX_MESSAGE_BYTES
 from corellm.engine.process.faults import to_error
@@ -38,11 +36,13 @@ from corellm.engine.process.messages import (
 )
 from corellm.engine.process.process import END_SECONDS, Process
 from corellm.errors import ConfigError, EngineDeadError, PromptTooLongError
-from corellm.log_format import is_json
+from corellm.frontend.input_processor import ProcessedPrompt
+from corellm.loading.locating import locate
 from corellm.outputs import RequestOutput
 from corellm.pooling_params import PoolingParams
 from corellm.sampling_params import RequestOutputKind, SamplingParams
-from corellm.worker.process import collector_paused, set_up_threads
+from corellm.system.log_format import is_json
+from corellm.system.process import collector_paused, set_up_threads
 
 logger = logging.getLogger(__name__)
 

@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from corellm.attention.backend import StatesMetadata
 from corellm.attention.states import StatesAttention, stand_in
 from corellm.errors import ContractError
-from corellm.worker.batch import SequenceChunk
+from corellm.scheduling.batch import SequenceChunk
+from corellm.scheduling.state_slots import StateSlots
+from corellm.system.transfers import upload
 from corellm.worker.input_batch import FlatBatch
 from corellm.worker.item_embeddings import select_embeddings
 from corellm.worker.model_runner import ModelRunner
-from corellm.worker.parts.state_slots import StateSlots
 from corellm.worker.parts.states_cache import StatesCache, decoder_arguments
 from corellm.worker.parts.step_part import StepPart
 from corellm.worker.sequence_state import SequenceState
-from corellm.worker.transfers import upload
 
 _NULL = StateSlots([0], 1, encodes=False)
 """Of dummy sequences: one state in the null block."""

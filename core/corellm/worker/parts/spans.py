@@ -1,4 +1,4 @@
-"""Which tokens of a step see later ones of their prompt: the worker's side of `corellm.engine.spans`.
+"""Which tokens of a step see later ones of their prompt: the worker's side of `corellm.scheduling.spans`.
 
 Knows positions; attention heeds the arrays. Arithmetic is numpy on the host.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corellm.worker.batch import SequenceChunk
+from corellm.scheduling.batch import SequenceChunk
 from corellm.worker.input_batch import FlatBatch, StepArrays
 from corellm.worker.parts.step_part import StepPart
 from corellm.worker.sequence_state import SequenceState

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from corellm.worker.batch import ScheduledBatch, SequenceChunk
+    from corellm.scheduling.batch import ScheduledBatch, SequenceChunk
     from corellm.worker.input_batch import FlatBatch, StepArrays
     from corellm.worker.sequence_state import SequenceState
 

@@ -1,4 +1,4 @@
-"""Blocks' places in layers that see a window only: the worker's side of `corellm.engine.window_blocks`.
+"""Blocks' places in layers that see a window only: the worker's side of `corellm.scheduling.window_blocks`.
 
 Knows which layers these are and where the cache has a block there; knows no requests.
 """
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from corellm.worker.batch import ScheduledBatch, SequenceChunk
+from corellm.scheduling.batch import ScheduledBatch, SequenceChunk
 from corellm.worker.input_batch import FlatBatch, StepArrays
 from corellm.worker.kv_cache import KVCache, LayerLayout
 from corellm.worker.parts.step_part import StepPart

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from corellm.errors import CheckpointError
-from corellm.worker.checkpoint_files import read_json
+from corellm.modelling.checkpoint_files import read_json
 from corellm_pooling.late_interaction import DOCUMENT, QUERY, Filling, LateInteraction
 
 STANFORD = "HF_ColBERT"

@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from corellm.config import EngineConfig
-from corellm.engine.input_processor import ProcessedPrompt
 from corellm.engine.llm_engine import LLMEngine
-from corellm.engine.locating import LocatedModel
-from corellm.engine.output_processor import OutputProcessor
-from corellm.engine.request import Request
+from corellm.frontend.input_processor import ProcessedPrompt
+from corellm.frontend.output_processor import OutputProcessor
+from corellm.loading.locating import LocatedModel
 from corellm.sampling_params import SamplingParams
+from corellm.scheduling.request import Request
 from corellm_pooling.outputs import PooledOutputs
 
 if TYPE_CHECKING:  # imports torch

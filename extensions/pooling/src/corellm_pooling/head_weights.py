@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from corellm.errors import CheckpointError
-from corellm.worker.checkpoint_files import read_json
+from corellm.modelling.checkpoint_files import read_json
 from corellm_pooling.colbert_files import INLINE_PROJECTION
 from corellm_pooling.sentence_transformers import StatedPooling
 

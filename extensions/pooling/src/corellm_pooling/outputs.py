@@ -9,13 +9,13 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from corellm.engine.request import Request
 from corellm.errors import CorellmError, RequestError
 from corellm.outputs import RequestMetrics
 from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from corellm.pooling_params import PoolingParams
 from corellm.sampling_params import RequestOutputKind
-from corellm.worker.batch import ScheduledBatch, StepResult
+from corellm.scheduling.batch import ScheduledBatch, StepResult
+from corellm.scheduling.request import Request
 
 Output = PoolingRequestOutput[PoolingOutput]
 

@@ -13,9 +13,9 @@ import numpy as np
 from torch import Tensor
 
 from corellm.errors import RequestFailedError
-from corellm.worker.batch import NewSequence, SequenceChunk
+from corellm.sampling.sampling_state import SamplingState
+from corellm.scheduling.batch import NewSequence, SequenceChunk
 from corellm.worker.model_runner import ModelRunner
-from corellm.worker.sampling_state import SamplingState
 from corellm.worker.sequence_state import SequenceState
 from corellm.worker.step_in_flight import StepInFlight
 from corellm_pooling.poolers import DispatchPooler, Span

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from corellm.errors import CheckpointError
-from corellm.worker.checkpoint_files import read_json
+from corellm.modelling.checkpoint_files import read_json
 from corellm_pooling.colbert_files import is_stanford, length_of, of_pylate, of_sentence_transformers, of_stanford
 from corellm_pooling.late_interaction import DOCUMENT, QUERY, LateInteraction
 

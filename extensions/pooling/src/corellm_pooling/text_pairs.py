@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from corellm.engine.text_tokenizer import TextTokenizer
 from corellm.errors import InvalidParameterError, PromptError
+from corellm.frontend.text_tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True)

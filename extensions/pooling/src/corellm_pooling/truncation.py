@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corellm.engine.truncation import refuse_cut_items
 from corellm.errors import InvalidParameterError
+from corellm.frontend.truncation import refuse_cut_items
 from corellm.pooling_params import PoolingParams
 from corellm_pooling.inputs import PooledPrompt
 from corellm_pooling.text_pairs import truncated_pair

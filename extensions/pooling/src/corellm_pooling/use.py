@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from corellm.config import ModelConfig
-from corellm.engine.model_use import ModelUse
 from corellm.errors import InvalidParameterError
+from corellm.loading.model_use import ModelUse
 from corellm.pooling_params import PoolerConfig, PoolingParams
 from corellm.sampling_params import SamplingParams
 from corellm.serving import InputProcessor, ProcessedPrompt
@@ -25,9 +25,9 @@ from corellm_pooling.truncation import ready_to_pool
 
 if TYPE_CHECKING:
     from corellm.config import EngineConfig
-    from corellm.engine.loading import LoadedModel
-    from corellm.engine.opening import OpenedModel
     from corellm.hookspecs import ModelContext
+    from corellm.loading.loading import LoadedModel
+    from corellm.loading.opening import OpenedModel
     from corellm.worker.model_runner import ModelRunner
     from corellm_pooling.engine import PoolingEngine
 
@@ -87,7 +87,7 @@ class PoolingUse(ModelUse):
         if stated is None:
             return PooledInputs
         if stated.lowers_case:
-            from corellm.engine.text_tokenizer import lower_case
+            from corellm.frontend.text_tokenizer import lower_case
 
             lower_case(context.tokenizer)
         sides = None if stated.late is None else text_sides(stated.late, context.tokenizer, max_model_len)

@@ -15,7 +15,7 @@ from typing import Any
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from corellm.allocator import return_freed_memory
+from corellm.system.allocator import return_freed_memory
 from corellm_server.aside import Aside
 from corellm_server.errors import ApiError, as_api_error
 from corellm_server.exchange import Exchange

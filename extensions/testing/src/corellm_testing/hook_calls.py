@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from corellm.engine.input_processor import InputProcessor, ProcessedPrompt
 from corellm.errors import RequestError
+from corellm.frontend.input_processor import InputProcessor, ProcessedPrompt
 from corellm_testing.subject import Part, Subject
 
 HookCall = tuple[str, Callable[[], Any]]

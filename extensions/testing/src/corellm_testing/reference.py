@@ -92,7 +92,7 @@ class Reference:
         """The transformers model, in float32; its texts end with `end_token_ids`."""
         import torch
 
-        from corellm.worker.defaults import transformers_class
+        from corellm.modelling.defaults import transformers_class
 
         cls = transformers_class(self.config)
         model = cls.from_pretrained(self.checkpoint, config=self.config, dtype=torch.float32).eval()

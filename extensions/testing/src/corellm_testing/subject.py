@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from corellm.config import EngineConfig, MultiModalConfig
-from corellm.engine.input_processor import InputProcessor, ProcessedPrompt
 from corellm.engine.llm_engine import LLMEngine
-from corellm.engine.locating import locate
+from corellm.frontend.input_processor import InputProcessor, ProcessedPrompt
 from corellm.llm import LLM
+from corellm.loading.locating import locate
+from corellm.modelling.defaults import floating_to
 from corellm.multimodal.fields import join_items
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.nested import same_values, to_tensors
-from corellm.worker.defaults import floating_to
 from corellm_testing.items import make_audio, make_image, make_video
 from corellm_testing.reference import Reference, masked_token_ids
 
@@ -160,7 +160,7 @@ class Subject:
         Raises:
             CorellmError: the model cannot be started with them.
         """
-        from corellm.engine.opening import at_load, make_input_processor, make_mm_processor, open_model
+        from corellm.loading.opening import at_load, make_input_processor, make_mm_processor, open_model
 
         given = {"mm_processor_kwargs": copy.deepcopy(dict(mm_processor_kwargs)), "mm_processor_cache_gb": 0}
         config = EngineConfig.from_kwargs(model=str(checkpoint or self.checkpoint), dtype="float32", **given)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from corellm.config import EngineConfig
-from corellm.engine.locating import locate
+from corellm.loading.locating import locate
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,8 +26,8 @@ def weights_of_other_dtypes(checkpoint: Path, dtype: str) -> list[str]:
     Raises:
         Exception: whatever `load_model` raises.
     """
-    from corellm.engine.model_parts import load_model
-    from corellm.engine.opening import at_load, open_model
+    from corellm.loading.model_parts import load_model
+    from corellm.loading.opening import at_load, open_model
 
     config = EngineConfig.from_kwargs(model=str(checkpoint), dtype=dtype)
     with at_load(config.model.model):

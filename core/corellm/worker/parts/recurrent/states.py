@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from corellm.errors import ContractError
-from corellm.worker.batch import ScheduledBatch, SequenceChunk
+from corellm.scheduling.batch import ScheduledBatch, SequenceChunk
 from corellm.worker.input_batch import FlatBatch
 from corellm.worker.parts.recurrent.mixer import Mixer
 from corellm.worker.parts.recurrent.rows import Rows

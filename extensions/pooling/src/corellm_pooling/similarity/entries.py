@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from corellm.engine.input_processor import InputProcessor, ProcessedPrompt
+    from corellm.frontend.input_processor import InputProcessor, ProcessedPrompt
     from corellm.llm import LLM
 
 _AT_ONCE = 32

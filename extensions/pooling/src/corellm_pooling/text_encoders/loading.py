@@ -12,18 +12,18 @@ from typing import Any
 
 from corellm.attention.registry import select_backend
 from corellm.config import EngineConfig
-from corellm.engine.loading import LoadedModel, make_scheduler
-from corellm.engine.model_parts import replace_layers
-from corellm.engine.opening import OpenedModel, make_input_processor, make_mm_processor
-from corellm.engine.sizing import Sizes, sequences_at_once, token_budget
 from corellm.errors import ConfigError
 from corellm.hookspecs import LoadConfig, ModelContext
+from corellm.loading.checkpoint import default_max_model_len
+from corellm.loading.loading import LoadedModel, make_scheduler
+from corellm.loading.model_parts import replace_layers
+from corellm.loading.opening import OpenedModel, make_input_processor, make_mm_processor
+from corellm.loading.sizing import Sizes, sequences_at_once, token_budget
+from corellm.modelling.defaults import attention_of, freeze, model_width
 from corellm.pooling_params import PoolerConfig
-from corellm.worker.checkpoint import default_max_model_len
-from corellm.worker.defaults import attention_of, freeze, model_width
+from corellm.system.memory import DeviceMemory
+from corellm.system.process import usable_cpus
 from corellm.worker.kv_cache import KVCache
-from corellm.worker.memory import DeviceMemory
-from corellm.worker.process import usable_cpus
 from corellm_pooling.colbert_files import INLINE_PROJECTION
 from corellm_pooling.late_interaction import LateInteraction
 from corellm_pooling.sentence_transformers import read_stated_pooling

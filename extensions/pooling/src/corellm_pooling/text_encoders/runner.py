@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from corellm.worker.batch import SequenceChunk
+from corellm.scheduling.batch import SequenceChunk
 from corellm.worker.sequence_state import SequenceState
 from corellm_pooling.poolers import DispatchPooler
 from corellm_pooling.runner import PoolingRunner

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from corellm.cli.arguments import loading
 from corellm.config import EngineConfig
 from corellm.errors import ConfigError
-from corellm.log_format import set_up_log
+from corellm.system.log_format import set_up_log
 from corellm_server.commands.arguments import add_server, configured
 from corellm_server.options import ServerConfig, ServerOptions
 

@@ -8,9 +8,9 @@ import gc
 import logging
 from typing import TYPE_CHECKING, Any
 
-from corellm.allocator import return_large_blocks
 from corellm.errors import CorellmError, MissingExtraError
-from corellm.log_format import set_up_log, start_line
+from corellm.system.allocator import return_large_blocks
+from corellm.system.log_format import set_up_log, start_line
 from corellm_server.commands.absent_flags import without_absent
 from corellm_server.commands.arguments import add_server, configured
 from corellm_server.options import ServerConfig

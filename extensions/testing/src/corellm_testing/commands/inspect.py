@@ -13,7 +13,7 @@ from corellm.cli.media import by_modality
 from corellm.errors import RequestError
 
 if TYPE_CHECKING:
-    from corellm.engine.input_processor import InputProcessor, ProcessedPrompt
+    from corellm.frontend.input_processor import InputProcessor, ProcessedPrompt
 
 _HELP = """\
 Show what an adapter makes of a prompt: its tokens, which of them take embeddings and at which positions, each item's

@@ -14,14 +14,14 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import HealthCheck, settings
 
-from corellm.engine.input_processor import InputProcessor
 from corellm.errors import RequestError
+from corellm.frontend.input_processor import InputProcessor
+from corellm.loading.deferred_imports import import_deferring
+from corellm.modelling.defaults import no_progress_bars
 from corellm.multimodal.chat.fields import ROLES
 from corellm.multimodal.defaults import accepted_processor_kwargs
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.plugin.adapters import FALLBACKS_GROUP, MODELS_GROUP
-from corellm.worker.defaults import no_progress_bars
-from corellm.worker.deferred_imports import import_deferring
 from corellm_testing.counting import miscounting_hook
 from corellm_testing.reference import Reference
 from corellm_testing.rules import Rules

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from corellm.engine.input_processor import InputProcessor, ProcessedPrompt
 from corellm.errors import RequestError
+from corellm.frontend.input_processor import InputProcessor, ProcessedPrompt
 from corellm.multimodal.chat.fields import ROLES
 from corellm.plugin.hook_callers import adapter_implements
 from corellm_testing.chats import (

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from corellm.engine.input_processor import ProcessedPrompt
 from corellm.errors import RequestError
+from corellm.frontend.input_processor import ProcessedPrompt
 from corellm_testing.chats import Conversation, items_of, rendered
 from corellm_testing.contract.base import ContractRules
 from corellm_testing.subject import Subject

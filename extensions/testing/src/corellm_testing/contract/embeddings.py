@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corellm.engine.input_processor import ProcessedPrompt
 from corellm.errors import CorellmError, EmbeddingInputError
+from corellm.frontend.input_processor import ProcessedPrompt
 from corellm.multimodal.fields import group_joinable
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.sampling_params import SamplingParams

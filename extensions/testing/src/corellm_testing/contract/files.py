@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from corellm.errors import CheckpointError, CorellmError
+from corellm.loading.checkpoint import load_hf_config, load_tokenizer
 from corellm.plugin.manager import call_static_hook
-from corellm.worker.checkpoint import load_hf_config, load_tokenizer
 from corellm_testing.contract.base import ContractRules
 from corellm_testing.contract.processing import ODD_TEXTS, tokenizers_hook
 from corellm_testing.quick import slow

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from corellm.engine.stated_spans import spans_of
+from corellm.frontend.stated_spans import spans_of
 from corellm.llm import LLM
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from corellm.config import KWARGS_GROUPS
-from corellm.engine.input_processor import ProcessedPrompt
+from corellm.frontend.input_processor import ProcessedPrompt
 from corellm.multimodal.fields import group_joinable, join_items, split_items
 from corellm_testing.content import content
 from corellm_testing.contract.base import ContractRules

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from corellm.config import EngineConfig
-from corellm.engine.input_processor import InputProcessor, ProcessedPrompt
 from corellm.engine.llm_engine import LLMEngine
 from corellm.errors import RequestError
+from corellm.frontend.input_processor import InputProcessor, ProcessedPrompt
 from corellm_testing.contract.processing import ProcessingRules
 from corellm_testing.items import long_audio, make_video
 from corellm_testing.quick import slow

@@ -11,10 +11,10 @@ import pytest
 
 from corellm.errors import ContractError
 from corellm.hookspecs import CONTRACT_VERSION
+from corellm.loading.checkpoint import read_architectures
 from corellm.plugin.adapters import find_adapter
 from corellm.plugin.contract import CONTRACT, contract_versions
 from corellm.plugin.hook_callers import adapter_implements
-from corellm.worker.checkpoint import read_architectures
 from corellm_testing.contract.base import ContractRules, files_of
 from corellm_testing.counting import are_contradictory, miscounting_hook_at_load
 from corellm_testing.quick import slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from corellm.modelling import item_token_ids
-from corellm.worker.defaults import model_width
+from corellm.modelling.defaults import model_width
 from corellm_testing.contract.base import ContractRules
 from corellm_testing.reference import Reference
 from corellm_testing.subject import Subject

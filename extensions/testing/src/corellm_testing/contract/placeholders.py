@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from corellm.engine.input_processor import ProcessedPrompt
 from corellm.errors import AlreadyExpandedError, MissingPlaceholderError, PlaceholderError, RequestError
+from corellm.frontend.input_processor import ProcessedPrompt
 from corellm.sampling_params import SamplingParams
 from corellm_testing.contract.same_outputs import SameOutputRules
 from corellm_testing.subject import Subject

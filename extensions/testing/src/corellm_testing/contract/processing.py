@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corellm.engine.input_processor import ProcessedPrompt
+from corellm.frontend.input_processor import ProcessedPrompt
 from corellm.media.type_checks import is_tensor
 from corellm.multimodal.fields import TEXT_TENSORS, MultiModalKwargsItem, split_items
 from corellm.multimodal.nested import shape_of

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from corellm.attention.backend import AttentionCall
-    from corellm.engine.input_processor import ProcessedPrompt
+    from corellm.frontend.input_processor import ProcessedPrompt
 
 HOOK = "get_bidirectional_spans"
 
@@ -92,8 +92,8 @@ def engine_visibility(subject: Subject, processed: ProcessedPrompt) -> Mapping[i
     import torch
 
     from corellm.attention.reference import causal_mask
-    from corellm.engine.stated_spans import spans_of
-    from corellm.worker.batch import NewSequence, SequenceChunk
+    from corellm.frontend.stated_spans import spans_of
+    from corellm.scheduling.batch import NewSequence, SequenceChunk
 
     runner, count = subject.llm.engine.runner, len(processed.token_ids)
     spans = spans_of(subject.hooks, processed.token_ids, processed.features)

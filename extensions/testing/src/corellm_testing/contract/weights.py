@@ -12,9 +12,9 @@ import pytest
 
 from corellm.errors import CheckpointError
 from corellm.llm import LLM
+from corellm.modelling.defaults import model_width, text_decoder
 from corellm.plugin.hook_callers import adapter_implements
 from corellm.sampling_params import SamplingParams
-from corellm.worker.defaults import model_width, text_decoder
 from corellm_testing.contract.base import ContractRules
 from corellm_testing.quick import slow
 from corellm_testing.subject import Subject

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from corellm.config import KWARGS_GROUPS
-from corellm.engine.input_processor import InputProcessor
 from corellm.errors import ProcessorKwargsError
+from corellm.frontend.input_processor import InputProcessor
 from corellm.multimodal.inputs import PlaceholderRange
 from corellm.plugin.hook_callers import adapter_implements
 from corellm_testing.argument_values import scaled

@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from corellm.engine.input_processor import InputProcessor, ProcessedPrompt
 from corellm.engine.llm_engine import LLMEngine
 from corellm.errors import ConfigError, CorellmError, MissingExtraError, PlaceholderError, RequestError, raised_at
+from corellm.frontend.input_processor import InputProcessor, ProcessedPrompt
+from corellm.loading.checkpoint import read_architectures
 from corellm.multimodal.hashing import hash_item
 from corellm.plugin.adapters import find_adapter
 from corellm.plugin.contract import contract_versions
 from corellm.sampling_params import SamplingParams
-from corellm.worker.checkpoint import read_architectures
 from corellm_testing.inspection.describe import describe_result, describe_tensor
 from corellm_testing.inspection.layout import add_images, make_item, make_tokens, read_positions
 from corellm_testing.inspection.recorder import Recorder, recording

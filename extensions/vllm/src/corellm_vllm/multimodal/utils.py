@@ -59,8 +59,8 @@ def _content(url: str) -> str | bytes:
 
 def _fetched(url: str) -> bytes:
     """Return the file of a URL, whose host the script allows by naming it."""
-    from corellm.engine.remote_media import RemoteMedia
     from corellm.fetching.settings import FetchSettings
+    from corellm.frontend.remote_media import RemoteMedia
 
     messages = [{"role": "user", "content": [{"type": "image", "image": url}]}]
     target = parse_url(url)

@@ -1,0 +1,480 @@
+"""Prepares prompts that the engine can schedule: chat to prompt, text to tokens, items to tensors.
+
+Whatever is wrong with a prompt is refused here, before the engine gets the request. Safe to call from several threads;
+knows no scheduler and no worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+from corellm.config import suggestion
+from corellm.errors import (
+    ContractError,
+    CorellmError,
+    InvalidParameterError,
+    MultiModalError,
+    ProcessingError,
+    PromptError,
+    PromptTooLongError,
+    raised_at,
+)
+from corellm.frontend.bad_words import BadWords
+from corellm.frontend.chat_processor import ChatOptions, ChatProcessor, RenderedChat
+from corellm.frontend.stated_spans import spans_of
+from corellm.frontend.text_limit import TextLimit
+from corellm.frontend.text_tokenizer import TextTokenizer
+from corellm.frontend.window import Messages, Window, numbered_in, renumber
+from corellm.hookspecs import DecoderPrompt
+from corellm.multimodal.chat import collect_media
+from corellm.multimodal.chat.continuing import is_begun, num_appended
+from corellm.multimodal.hook_results import adapter_errors
+from corellm.multimodal.inputs import MultiModalFeature
+from corellm.multimodal.item_limits import check_counts
+from corellm.multimodal.processor import MultiModalProcessor
+from corellm.plugin.hook_callers import HookCallers
+from corellm.prompts import is_token_ids, is_unicode, plain_token_ids
+from corellm.sampling_params import SamplingParams, shown
+from corellm.scheduling.encoder_prompt import EncoderPrompt
+from corellm.scheduling.request_part import PLAIN, RequestPart
+from corellm.scheduling.spans import Spans
+from corellm.templates.renderer import MAX_CHARS
+
+if TYPE_CHECKING:  # only where hosts are allowed
+    from corellm.frontend.remote_media import RemoteMedia
+
+PROMPT_KEYS = frozenset(
+    {
+        "prompt", "prompt_token_ids", "multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids",
+        "cache_salt", "priority",
+    }
+)  # fmt: skip
+"""Keys of a prompt given as a dictionary."""
+
+
+@dataclass
+class ProcessedPrompt:
+    """A prompt the engine can schedule."""
+
+    text: str | None
+    token_ids: list[int]
+    """Placeholders expanded."""
+    features: list[MultiModalFeature] = field(default_factory=list)
+    cache_salt: str | None = None
+    priority: int = 0
+    decoder: DecoderPrompt | None = None
+    """Of an encoder-decoder, whose encoder reads `token_ids`."""
+
+    @property
+    def own_token_ids(self) -> list[int]:
+        """The tokens of the sequence that the engine runs."""
+        return self.token_ids if self.decoder is None else list(self.decoder.token_ids)
+
+
+class InputProcessor:
+    """Prepares prompts for one loaded model.
+
+    A subclass for prompts of another kind has their keys in `prompt_keys`, and overrides `process_fields` or
+    `encode_text`.
+
+    Args:
+        tokenizer: the model's.
+        hooks: the model's hook callers.
+        mm_processor: the model's multimodal processor.
+        vocab_size: width of the logits; token ids in sampling parameters must be below.
+        embedding_size: token ids in prompts must be below, except those of placeholders.
+        chat_template: the checkpoint's, or None.
+        max_model_len: of the engine; families that shorten conversations keep to it.
+        scheduling_policy: of the engine; requests may have a priority under `"priority"` only.
+        max_states: most states of an encoder-decoder's encoder; None for a model that is only a decoder.
+        remote_media: fetches what conversations name by URL; None for no URLs.
+    """
+
+    prompt_keys: frozenset[str] = PROMPT_KEYS
+    takes_empty_texts = False
+    """Whether a text may be empty, if the tokenizer adds special tokens."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        hooks: HookCallers,
+        mm_processor: MultiModalProcessor,
+        *,
+        vocab_size: int,
+        embedding_size: int,
+        max_model_len: int,
+        chat_template: str | None = None,
+        scheduling_policy: str = "fcfs",
+        max_states: int | None = None,
+        remote_media: RemoteMedia | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._hooks, self.max_states = hooks, max_states
+        self.mm_processor = mm_processor
+        self.text_tokenizer = TextTokenizer(tokenizer)
+        # an encoder-decoder's prompt may be its encoder's or, behind an item, its decoder's
+        self.text_limit = TextLimit(self.text_tokenizer.backend, max_model_len + (max_states or 0))
+        self.vocab_size = vocab_size
+        self.embedding_size = embedding_size
+        self._chat = ChatProcessor(
+            tokenizer,
+            self.tokenize,
+            self.text_limit.check,
+            lambda: self._added_tokens,
+            hooks,
+            mm_processor,
+            max_model_len=max_states or max_model_len,
+        )
+        self._chat_template = chat_template
+        self._scheduling_policy = scheduling_policy
+        self._remote_media = remote_media
+
+    def close(self) -> None:
+        """End the threads and processes that read items."""
+        self.mm_processor.close()
+        if self._remote_media is not None:
+            self._remote_media.close()
+
+    # --- prompts ----------------------------------------------------------------------------------------------------
+
+    def process(self, prompt: Any, *, priority: int | None = None) -> ProcessedPrompt:
+        """Prepare a prompt: text, token ids, `{"prompt": ...}` or `{"prompt_token_ids": ...}`, with media beside it.
+
+        Args:
+            prompt: as above; ids in a list, an array or a tensor. One that was prepared is returned as it is.
+            priority: replaces the prompt's own, unless None.
+
+        Raises:
+            PromptError: malformed, empty, or with token ids the model does not know.
+            MultiModalError: an item is wrong.
+            ProcessingError: the adapter, or a library behind it, raised.
+        """
+        if isinstance(prompt, ProcessedPrompt):
+            return prompt
+        with _preparing():
+            fields = self._fields(prompt)
+            return self.process_fields(fields if priority is None else {**fields, "priority": priority})
+
+    def process_fields(self, fields: Mapping[str, Any]) -> ProcessedPrompt:
+        """Prepare a prompt that is a dictionary with known keys; errors as of `process`."""
+        mm_data = fields.get("multi_modal_data") or {}
+        if not isinstance(mm_data, Mapping):
+            raise PromptError(f'multi_modal_data must be like {{"image": image}}, got {mm_data!r:.100}')
+        for name in ("mm_processor_kwargs", "multi_modal_uuids"):
+            given = fields.get(name)
+            if given and not isinstance(given, Mapping):
+                raise PromptError(f"{name} must be a dict, got {given!r:.100}")
+            if given and not all(isinstance(key, str) for key in given):
+                raise PromptError(f"{name} must be a dict with strings for keys")
+        text = fields.get("prompt")
+        token_ids = self._token_ids(fields)
+        if not mm_data and ((text == "" and not self.takes_empty_texts) or not token_ids):
+            raise PromptError("the prompt is empty; write at least one character, or give an item")
+        salt, priority = fields.get("cache_salt"), fields.get("priority", 0)
+        if salt is not None and not (isinstance(salt, str) and salt and is_unicode(salt)):
+            raise PromptError(f"cache_salt must be a non-empty string of valid Unicode, got {salt!r:.100}")
+        self._check_priority(priority)
+        expanded, features = self.mm_processor.process(
+            token_ids, mm_data, fields.get("mm_processor_kwargs"), fields.get("multi_modal_uuids"), salt
+        )
+        if not expanded:
+            raise PromptError("the prompt is empty; write at least one character, or give an item")
+        decoder = None if self.max_states is None else self._decoder_prompt(expanded, features, self.max_states)
+        return ProcessedPrompt(text, expanded, features, salt, priority, decoder)
+
+    def _decoder_prompt(
+        self, token_ids: list[int], features: list[MultiModalFeature], max_states: int
+    ) -> DecoderPrompt:
+        """Return what the decoder of an encoder-decoder starts from.
+
+        Raises:
+            PromptTooLongError: the encoder has fewer positions than the prompt takes.
+        """
+        with adapter_errors("get_decoder_prompt"):
+            decoder = self._hooks.get_decoder_prompt(token_ids=token_ids, mm_features=features)
+        if not isinstance(decoder, DecoderPrompt) or not decoder.token_ids:
+            raise ContractError(f"get_decoder_prompt must return a DecoderPrompt with a token, got {decoder!r:.100}")
+        num_states = len(token_ids) if decoder.num_states is None else decoder.num_states
+        if not isinstance(num_states, int) or num_states < 1:
+            raise ContractError(f"get_decoder_prompt must state one state or more, got num_states={num_states!r:.100}")
+        if num_states > max_states:
+            of_items = sum(feature.placeholder.length for feature in features)
+            told = f", {of_items} of them for its items" if of_items else ""
+            raise PromptTooLongError(
+                f"the prompt has {len(token_ids)} tokens{told}, from which the encoder would make {num_states} states; "
+                f"it has {max_states} positions: shorten the prompt, or send fewer or smaller items"
+            )
+        return DecoderPrompt(self.known(list(decoder.token_ids)), num_states)
+
+    def part_of(self, processed: ProcessedPrompt) -> RequestPart:
+        """Return what features make of a request with this prompt.
+
+        Raises:
+            ContractError, ProcessingError: the adapter is at fault.
+        """
+        decoder, token_ids = processed.decoder, processed.token_ids
+        if decoder is not None:
+            num_states = len(token_ids) if decoder.num_states is None else decoder.num_states
+            return EncoderPrompt.of(token_ids, num_states, processed.features, processed.cache_salt)
+        spans = spans_of(self._hooks, token_ids, processed.features)
+        return Spans(spans) if spans else PLAIN
+
+    def _check_priority(self, priority: Any) -> None:
+        """Refuse a priority that is no integer, or would have no effect.
+
+        Raises:
+            PromptError: it is no integer.
+            InvalidParameterError: requests are not scheduled by priority.
+        """
+        if not isinstance(priority, int):
+            raise PromptError(f"priority must be an integer, got {priority!r:.100}")
+        if priority and self._scheduling_policy != "priority":
+            raise InvalidParameterError(
+                f"priority {shown(priority)} has no effect under "
+                f"scheduling_policy={self._scheduling_policy!r}; leave it out, or start with "
+                'LLM(..., scheduling_policy="priority")',
+                param="priority",
+            )
+
+    def _fields(self, prompt: Any) -> Mapping[str, Any]:
+        if isinstance(prompt, str):
+            return {"prompt": prompt}
+        if not isinstance(prompt, Mapping):
+            if is_token_ids(prompt):
+                return {"prompt_token_ids": prompt}
+            raise PromptError(
+                f'a prompt is text, token ids, {{"prompt": text, ...}} or {{"prompt_token_ids": [...], ...}}; '
+                f"got {prompt!r:.100}"
+            )
+        if prompt.keys() <= self.prompt_keys:
+            return prompt
+        unknown = min(map(str, prompt.keys() - self.prompt_keys))
+        raise PromptError(f"unknown prompt key {unknown!r}{suggestion(unknown, self.prompt_keys)}")
+
+    def _token_ids(self, fields: Mapping[str, Any]) -> list[int]:
+        given = fields.get("prompt_token_ids")
+        if given is not None:
+            return self.known(plain_token_ids(given))
+        text = fields.get("prompt")
+        if not isinstance(text, str):
+            raise PromptError(f"prompt must be a string, got {text!r:.100}")
+        return self.known(self.encode_text(text, fields))
+
+    def encode_text(self, text: str, fields: Mapping[str, Any]) -> list[int]:
+        """Return the tokens of a prompt's text, which has these keys.
+
+        Raises:
+            PromptError: it is not valid Unicode.
+            PromptTooLongError: it can never fit.
+        """
+        self.text_limit.check(text)
+        return self.encode(text, add_special_tokens=True)
+
+    def known(self, token_ids: list[int]) -> list[int]:
+        """Return the tokens after checking that the model knows each; a million take milliseconds."""
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.embedding_size:
+            for token in token_ids:
+                self._check_token(token)
+        return token_ids
+
+    def _check_token(self, token: int) -> None:
+        """Refuse a token that has no embedding and stands for no item.
+
+        Raises:
+            PromptError: the token is unknown.
+        """
+        profile = self.mm_processor.profile
+        placed = token in profile.placeholder_token_ids or token in profile.replaced_token_ids
+        if not placed and not 0 <= token < self.embedding_size:
+            raise PromptError(
+                f"the prompt has token {shown(token)}, which this model does not know; "
+                f"token ids go from 0 to {self.embedding_size - 1}"
+            )
+
+    # --- conversations ----------------------------------------------------------------------------------------------
+
+    def process_chat(
+        self,
+        messages: Any,
+        *,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+        cache_salt: str | None = None,
+        priority: int = 0,
+        **options: Any,
+    ) -> ProcessedPrompt:
+        """Prepare an OpenAI-style conversation. Special tokens that users typed stay text.
+
+        Args:
+            messages: a list of `{"role", "content"}`.
+            mm_processor_kwargs, cache_salt, priority: as in a prompt.
+            **options: the fields of `ChatOptions`: `chat_template`, `add_generation_prompt`,
+                `continue_final_message`, `tools`, `chat_template_kwargs`, `allowed_special`, `max_window_size`.
+
+        Raises:
+            PromptError: malformed messages, no way to place their media, or a model that reads texts alone.
+            InvalidParameterError: an option is wrong.
+            MultiModalError: an item is wrong, or cannot be fetched.
+        """
+        chosen = ChatOptions.of(options)
+        with _preparing():
+            normalized = self._chat.normalized(messages, chosen)
+        if is_begun(normalized):
+            chosen = replace(chosen, continue_final_message=True)
+        if chosen.continue_final_message and self.max_states is not None:
+            raise InvalidParameterError(
+                "continue_final_message has no meaning for an encoder-decoder: its encoder reads the whole "
+                "conversation, and its decoder begins a new output; leave it out",
+                param="continue_final_message",
+            )
+        self._check_length(normalized if chosen.max_window_size is None else normalized[-1:])
+        if self._remote_media is not None:
+            if chosen.max_window_size is None:  # else the oldest turns may be left out
+                counts = {modality: len(media) for modality, media in collect_media(normalized).items()}
+                check_counts(counts, self.mm_processor.limits, self.mm_processor.config)
+            self._remote_media.load(normalized)
+        fields = {"mm_processor_kwargs": mm_processor_kwargs, "cache_salt": cache_salt, "priority": priority}
+        if chosen.max_window_size is None:
+            return self._process_rendered(normalized, self._rendered(normalized, chosen), fields)
+        window = self._window(chosen.max_window_size, partial(self._rendered, options=chosen), fields)
+        for chat in window.shortenings(normalized):
+            processed = self._process_rendered(normalized, chat, fields)
+            if len(processed.token_ids) <= window.max_tokens:
+                return processed
+        raise window.refusal(len(processed.token_ids))
+
+    def _check_length(self, messages: Messages) -> None:
+        """Refuse a conversation that can never fit before a template renders it.
+
+        Raises:
+            PromptTooLongError: with both numbers.
+        """
+        text = "".join(part["text"] for message in messages for part in message["content"] if part["type"] == "text")
+        self.text_limit.check(text)
+        if len(text) > MAX_CHARS:
+            raise PromptTooLongError(
+                f"the conversation has {len(text)} characters, {MAX_CHARS} are allowed; shorten it"
+            )
+
+    def _rendered(self, messages: Messages, options: ChatOptions) -> RenderedChat:
+        with _preparing():
+            return self._chat.render(messages, options, self._chat_template)
+
+    def _process_rendered(self, messages: Messages, chat: RenderedChat, fields: Mapping[str, Any]) -> ProcessedPrompt:
+        """Prepare a prompt of some of a conversation's messages."""
+        given = {"prompt_token_ids": chat.token_ids, "multi_modal_data": chat.mm_data, "multi_modal_uuids": chat.uuids}
+        with numbered_in(messages, chat):
+            processed = self.process({**given, **fields})
+        processed.text = chat.text
+        if chat.is_open:
+            end = len(processed.token_ids) - num_appended(self._unexpanded(chat), chat.token_ids)
+            if all(feature.placeholder.end <= end for feature in processed.features):  # none is put behind the prompt
+                del processed.token_ids[end:]
+        return processed
+
+    def _unexpanded(self, chat: RenderedChat) -> list[int]:
+        counts = {modality: len(items) for modality, items in chat.mm_data.items()}
+        return self.mm_processor.unexpanded(chat.token_ids, counts)
+
+    def _window(self, max_tokens: int, render: Callable[[Messages], RenderedChat], fields: Mapping[str, Any]) -> Window:
+        """What `max_window_size` needs to know of this model, and of a request's processor arguments and salt."""
+
+        def expansion(part: Mapping[str, Any], number: int) -> int:
+            modality = part["type"]
+            given, uuids = {modality: [part[modality]]}, {modality: [part.get("uuid")]}
+            try:
+                with _preparing():
+                    return self.mm_processor.expansion(
+                        given, fields["mm_processor_kwargs"], uuids, fields["cache_salt"]
+                    )
+            except MultiModalError as error:
+                renumber(error, number)
+                raise
+
+        return Window(
+            max_tokens,
+            render,
+            lambda chat: len(self._unexpanded(chat)),
+            expansion,
+            self.mm_processor.profile.max_tokens,
+        )
+
+    def tokenize(self, text: str) -> list[int]:
+        """Text to token ids, nothing added.
+
+        Raises:
+            PromptTooLongError: the text can never fit.
+        """
+        self.text_limit.check(text)
+        return self.encode(text, add_special_tokens=False)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return the tokens of a text.
+
+        Raises:
+            PromptError: it is not valid Unicode.
+        """
+        if not is_unicode(text):
+            raise PromptError("the prompt is not valid Unicode text; decode it with the encoding it was written in")
+        return self.text_tokenizer(text, add_special_tokens=add_special_tokens)
+
+    @property
+    def end_tokens(self) -> list[int]:
+        """The special tokens that the tokenizer puts after every text."""
+        return self._added_tokens[1]
+
+    @cached_property
+    def _added_tokens(self) -> tuple[list[int], list[int]]:
+        """The special tokens that the tokenizer puts before and after every text."""
+        bare, full = self.tokenize("a"), self.encode("a", add_special_tokens=True)
+        for start in range(len(full) - len(bare) + 1):
+            if full[start : start + len(bare)] == bare:
+                return full[:start], full[start + len(bare) :]
+        return [], []
+
+    # --- parameters against the model -------------------------------------------------------------------------------
+
+    def check_params(self, params: SamplingParams) -> None:
+        """Check token ids in sampling parameters against the logits' width.
+
+        Raises:
+            InvalidParameterError: names the parameter and the id.
+        """
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+            for token in getattr(params, name) or ():
+                if token >= self.vocab_size:
+                    raise InvalidParameterError(
+                        f"{name}: {shown(token)} is no token id of this model; they are below {self.vocab_size}",
+                        param=name,
+                    )
+
+    def bad_words_ids(self, params: SamplingParams) -> list[list[int]]:
+        """Token sequences of `bad_words`."""
+        return self._bad_words(params.bad_words or ())
+
+    @cached_property
+    def _bad_words(self) -> BadWords:
+        return BadWords(self.tokenize, lambda ids: str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)))
+
+
+@contextmanager
+def _preparing() -> Iterator[None]:
+    """Turn untyped errors of adapters, templates and tokenizers into a `ProcessingError`."""
+    try:
+        yield
+    except CorellmError:
+        raise
+    except Exception as error:
+        raise ProcessingError(
+            f"preparing the prompt failed with {type(error).__name__}: {error} ({raised_at(error)})"
+        ) from error
+
+
+def with_request_id(error: Exception, request_id: str) -> Exception:
+    """Return the error; a multimodal one gets the request's id."""
+    if isinstance(error, MultiModalError) and error.request_id is None:
+        error.request_id = request_id
+    return error

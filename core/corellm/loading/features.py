@@ -1,0 +1,110 @@
+"""Which features a loaded model has: what runs beside its decoder in a step, and what holds blocks beside the tables.
+
+Chooses and sizes them; each knows itself what it does. Imports a feature's code only for a model that has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from corellm.config import EngineConfig
+from corellm.hookspecs import ModelContext
+from corellm.loading.model_parts import ModelParts
+from corellm.loading.sizing import Sizes, sequences_at_once, token_budget, wanted_len
+from corellm.scheduling.block_pool import BlockPool
+from corellm.scheduling.block_user import BlockUser
+from corellm.worker.kv_cache import CacheBytes, KVCache, block_bytes
+from corellm.worker.model_runner import ModelRunner
+from corellm.worker.parts.step_part import StepPart
+from corellm.worker.parts.windows import Windows, largest_window, window_layers
+
+if TYPE_CHECKING:
+    from corellm.worker.parts.recurrent.states import RecurrentStates
+
+
+def make_recurrent_states(config: EngineConfig, context: ModelContext, weights: ModelParts) -> RecurrentStates:
+    """Return the states of sequences, with their memory allocated, and let the decoder's modules run on them."""
+    from corellm.worker.parts.recurrent.checking import make_states
+
+    num_states: int = getattr(weights.language_model.config, "number_of_conv_states", 1)
+    return make_states(weights.mixers, num_states, sequences_at_once(config, context), context.dtype, context.device)
+
+
+def parts_of(
+    weights: ModelParts, cache: KVCache, recurrent: RecurrentStates | None
+) -> Callable[[ModelRunner], Sequence[StepPart]]:
+    """Return what makes the parts of a model's steps.
+
+    Args:
+        weights: the model.
+        cache: its layers' caches.
+        recurrent: the states of sequences, if its layers keep some.
+    """
+    return partial(_make_parts, weights, cache, recurrent)
+
+
+def _make_parts(
+    weights: ModelParts, cache: KVCache, recurrent: RecurrentStates | None, runner: ModelRunner
+) -> list[StepPart]:
+    parts: list[StepPart] = []
+    if cache.placed_layers:
+        parts.append(Windows(cache))
+    if weights.has_spans:
+        from corellm.worker.parts.spans import Spans
+
+        parts.append(Spans(weights.causal_layers, windows_cut=weights.windows_cut_spans))
+    if weights.max_states is not None:
+        from corellm.worker.parts.encoder_states import EncoderStates
+
+        parts.append(EncoderStates(runner, weights.language_model, weights.max_states))
+    if recurrent is not None:
+        parts.append(recurrent)
+    return parts
+
+
+def users_of(config: EngineConfig, weights: ModelParts, sizes: Sizes) -> Callable[[BlockPool], Sequence[BlockUser]]:
+    """Return what makes the users of a model's blocks, of their pool."""
+    return partial(_make_users, config, weights, sizes)
+
+
+def _make_users(config: EngineConfig, weights: ModelParts, sizes: Sizes, pool: BlockPool) -> list[BlockUser]:
+    users: list[BlockUser] = []
+    block_size, window = config.cache.block_size, largest_window(weights.layout)
+    if sizes.num_places is not None:
+        from corellm.scheduling.window_blocks import WindowBlocks
+
+        assert window is not None
+        users.append(WindowBlocks(sizes.num_blocks, sizes.num_places, block_size, window))
+    if weights.max_states is not None:
+        from corellm.scheduling.encoder_prompt import StateBlocks
+
+        users.append(StateBlocks(pool, block_size, enable_caching=config.cache.enable_prefix_caching))
+    return users
+
+
+def cache_bytes(
+    config: EngineConfig, context: ModelContext, weights: ModelParts, kv_dtype: torch.dtype, more_tokens: int
+) -> CacheBytes:
+    """Return the bytes of the KV cache by its number of blocks; `more_tokens` may be added to a step's budget."""
+    block_size, windowed = config.cache.block_size, window_layers(weights.layout)
+    window = largest_window(weights.layout)
+    if window is None or weights.max_states is not None or not weights.windows_cut_spans:
+        # encoders' states lie in the same blocks, and are seen whole, as spans are; a decoder that never attends has
+        # blocks without keys and values: sequences are counted in them
+        return CacheBytes(max(1, block_bytes(weights.layout, block_size, kv_dtype)))
+    from corellm.scheduling.window_blocks import most_places
+
+    longest = wanted_len(config, context)
+    places = most_places(
+        min(window, longest),
+        block_size,
+        sequences_at_once(config, context),
+        token_budget(config, context, longest) + more_tokens,
+    )
+    others = {i: layer for i, layer in weights.layout.items() if i not in windowed}
+    own = {i: layer for i, layer in weights.layout.items() if i in windowed}
+    return CacheBytes(max(1, block_bytes(others, block_size, kv_dtype)), block_bytes(own, block_size, kv_dtype), places)

@@ -1,0 +1,169 @@
+"""Loads the model itself: weights, decoder, what its layers ask of attention, and layers replaced by faster ones.
+
+Knows the adapter's hooks and the model; knows neither blocks nor requests.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from corellm.attention.backend import AttentionBackend
+from corellm.attention.paged import ATTENTION_NAME, register_attention
+from corellm.config import EngineConfig
+from corellm.errors import ConfigError
+from corellm.hookspecs import LoadConfig, ModelContext
+from corellm.loading.decoder_probe import SpanMasks, causal_layers, probe_decoder, probe_spans
+from corellm.loading.mapped_weights import release_mapped_weights
+from corellm.loading.model_use import ModelUse
+from corellm.loading.packed_linear import pack_linears, packing_helps
+from corellm.loading.sizing import wanted_len
+from corellm.modelling.defaults import freeze, model_width
+from corellm.plugin.extensions import call_extensions
+from corellm.plugin.hook_callers import HookCallers, adapter_implements
+from corellm.quantization import quantize_linears
+from corellm.worker.kv_cache import LayerLayout
+from corellm.worker.parts.recurrent.finding import find_mixers, noting_widths
+
+if TYPE_CHECKING:
+    from corellm.worker.model_runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ModelParts:
+    """The model in memory, and its sizes, found by running one token."""
+
+    model: nn.Module
+    language_model: nn.Module
+    layout: dict[int, LayerLayout]
+    hidden_size: int
+    vocab_size: int
+    """Width of the logits."""
+    embedding_size: int
+    """Number of token ids that can be embedded."""
+    has_spans: bool
+    """Whether prompts may have spans of tokens that see each other."""
+    causal_layers: frozenset[int]
+    """Layers in which tokens of a span do not see each other."""
+    windows_cut_spans: bool
+    """Whether a window hides the beginning of a span from tokens of the same span."""
+    make_runner: Callable[..., ModelRunner] | None = None
+    """Makes the worker of a model without logits; None where tokens are sampled."""
+    max_states: int | None = None
+    """Most states of an encoder-decoder's encoder; None for a model that is only a decoder."""
+    mixers: dict[str, tuple[nn.Module, int]] = field(default_factory=dict)
+    """The decoder's modules that keep a state, and the width of their input, by name."""
+
+
+def load_model(
+    config: EngineConfig,
+    hooks: HookCallers,
+    context: ModelContext,
+    adapt_class: Callable[[type[Any]], type[Any]] | None = None,
+) -> nn.Module:
+    """Return what the adapter's `load_model` gives, with gradients switched off."""
+    register_attention()
+    load_config = LoadConfig(
+        model_path=context.model_path,
+        dtype=context.dtype,
+        device=context.device,
+        attn_implementation=ATTENTION_NAME,
+        trust_remote_code=context.trust_remote_code,
+        load_format="dummy" if config.model.load_format == "dummy" else "auto",
+        adapt_class=adapt_class,
+    )
+    with torch.random.fork_rng([context.device] if context.device.type == "cuda" else []):
+        torch.manual_seed(0)  # dummy weights are the same at every start
+        return freeze(hooks.load_model(load_config=load_config))
+
+
+def load_weights(
+    config: EngineConfig, hooks: HookCallers, context: ModelContext, backend: AttentionBackend, use: ModelUse
+) -> ModelParts:
+    """Load the model, find its decoder, layout and widths, and replace layers by faster ones."""
+    model = load_model(config, hooks, context, use.adapt_class)
+    language_model = hooks.get_language_model(model=model)
+    token = torch.zeros(1, dtype=torch.long, device=context.device)
+    width = hooks.get_input_embeddings(model=model, input_ids=token).shape[-1]
+    max_states, mixers = hooks.get_max_encoder_states(), find_mixers(language_model)
+    with noting_widths(mixers) as widths:
+        layout, hidden = probe_decoder(
+            language_model,
+            width,
+            context.dtype,
+            context.device,
+            max_len=wanted_len(config, context),
+            softcaps=backend.softcaps,
+            sinks=backend.sinks,
+            stateful={index for mixer in mixers.values() if isinstance(index := mixer.layer_idx, int)},
+            **_encoder_decoder_probe(config, use, max_states),
+        )
+    hidden_size = hidden.shape[-1]
+    names_spans = adapter_implements(hooks.get_bidirectional_spans)
+    takes_items = bool(hooks.get_supported_mm_limits())
+    spans = SpanMasks()
+    if takes_items:
+        spans = probe_spans(model, language_model, hidden_size, context.dtype, context.device)
+    causal = causal_layers(model, layout, spans.ahead, names_spans=names_spans, backend=backend)
+    embedding_size = model_width(model)
+    make_runner = use.runner(config, context, model, hidden_size)
+    samples = make_runner is None
+    vocab_size = hooks.compute_logits(model=model, hidden_states=hidden).shape[-1] if samples else embedding_size
+    replace_layers(model, config, context)
+    found = {name: (module, widths[name]) for name, module in mixers.items()}
+    sizes = (hidden_size, vocab_size, embedding_size)
+    return ModelParts(
+        model, language_model, layout, *sizes, names_spans, causal, spans.cut, make_runner, max_states, found
+    )
+
+
+def _encoder_decoder_probe(config: EngineConfig, use: ModelUse, max_states: int | None) -> dict[str, Any]:
+    """Return how an encoder-decoder's decoder is probed, as arguments of `probe_decoder`.
+
+    Raises:
+        ConfigError: it cannot be run as configured.
+    """
+    if max_states is None:
+        return {}
+    if not use.runs_encoder_decoders:
+        raise ConfigError("this model is an encoder-decoder, which corellm runs to generate only; leave out runner")
+    if config.cache.kv_cache_dtype != "auto":
+        raise ConfigError(
+            f"kv_cache_dtype={config.cache.kv_cache_dtype!r}: the states of an encoder-decoder's encoder are not "
+            f"quantized; leave it out"
+        )
+    from corellm.loading.states_probe import StatesProbe
+
+    return {"probe_class": StatesProbe}
+
+
+def replace_layers(
+    model: nn.Module, config: EngineConfig, context: ModelContext, *, reads_short_texts: bool = False
+) -> None:
+    """Replace a model's layers by faster ones: by those of extensions, then linear layers by 8-bit or packed ones."""
+    if config.model.fuse_layers:
+        for name, replaced in call_extensions(
+            "fuse_layers",
+            _is_list_of_text,
+            model=model,
+            device=context.device,
+            dtype=context.dtype,
+            quantization=config.model.quantization,
+        ):
+            logger.info("fused by %s: %s", name, "; ".join(replaced) or "nothing")
+    if config.model.quantization == "int8" and (count := quantize_linears(model)):
+        logger.info("%d x Linear: weights of 8 bits, widened whenever they are used", count)
+    if packing_helps(context.dtype, context.device, reads_short_texts=reads_short_texts):
+        pack_linears(model)
+    release_mapped_weights()  # of packed and joined weights, which are copies
+
+
+def _is_list_of_text(result: Any) -> bool:
+    return isinstance(result, list) and all(isinstance(line, str) for line in result)

@@ -1,0 +1,108 @@
+"""What the decoder of an encoder-decoder asks of attention, found at load: `decoder_probe` for such decoders.
+
+Each layer must attend to its own tokens and once to the encoder's states, with keys and values of one shape, through
+the cache that the engine gives it; and each token must have the position that the engine says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from corellm.attention.states import stand_in
+from corellm.loading.decoder_probe import _Probe, _StatedMask
+from corellm.worker.kv_cache import LayerLayout
+from corellm.worker.parts.states_cache import StatesCache, decoder_arguments
+
+_NUM_STATES = 3
+_SAME = 1e-2
+"""The difference, relative to the largest number, that rounding may make in bfloat16."""
+
+
+class StatesProbe(_Probe):
+    """Gets what layers pass to attention, be it to their own tokens or to states."""
+
+    def __init__(self, decoder: str, max_len: int, softcaps: bool, sinks: bool, device: torch.device) -> None:
+        super().__init__(decoder, max_len, softcaps, sinks, device)
+        self._device = device
+        self._stand_in = stand_in(device)
+        self._written: dict[int, LayerLayout] = {}
+        self._attended: set[int] = set()
+        self._of_states = False  # whether the layer that attends now does so to states
+        self._rows: list[Tensor] = []
+
+    def run(self, language_model: nn.Module, hidden_size: int, dtype: torch.dtype) -> Tensor:
+        """Run a first step with positions the other way round, a later one, then a first one, whose layers stay noted.
+
+        Returns:
+            Hidden states `[1, num_tokens, hidden_size]`.
+        """
+        embeds = torch.zeros(2, hidden_size, dtype=dtype, device=self._device)
+        new = torch.zeros(_NUM_STATES, hidden_size, dtype=dtype, device=self._device)
+        turned = self._pass(language_model, embeds, (1, 0), new)
+        self._pass(language_model, embeds, (0, 1), new[:0])
+        rows = self._pass(language_model, embeds, (0, 1), new)
+        for ours, other in zip(rows, turned, strict=True):
+            if not bool((other.flip(-2) - ours).abs().max() <= _SAME * ours.abs().max()):
+                self.refuse("does not give tokens the positions that it is told, so requests cannot share a batch")
+        return rows[-1][None]
+
+    def _pass(self, language_model: nn.Module, embeds: Tensor, at: tuple[int, int], states: Tensor) -> list[Tensor]:
+        """Run the decoder; return its layers' queries and keys and its hidden states, `[..., num_tokens, size]`."""
+        self.layers.clear()
+        self._attended.clear()
+        self._rows = []
+        positions = torch.tensor([at], device=self._device)
+        cache = StatesCache(positions, self._stand_in, self._write if len(states) else None)
+        more = decoder_arguments(language_model, positions, states, cache)
+        hidden: Tensor = language_model(inputs_embeds=embeds[None], position_ids=positions, paged=self, **more)[0][0]
+        if self._attended != self.layers.keys():
+            self.refuse("has layers that do not attend to its encoder's states through the engine's cache")
+        if self._written != self.layers:
+            self.refuse(
+                "attends to its encoder's states with keys and values of another shape than to its own tokens; corellm "
+                "keeps both in one cache by layer"
+            )
+        return [*self._rows, hidden]
+
+    def _write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        self._written[layer] = LayerLayout(key.shape[1], key.shape[2], value.shape[2])
+        self._stand_in.resize_(1, 1, 0, value.shape[2])  # what attends to it takes its output's width from it
+
+    def note(self, layer: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> None:
+        """Note the shape of a layer's keys and values, or that it attends to states."""
+        self._of_states = key is self._stand_in
+        if not self._of_states:
+            super().note(layer, query, key, value)
+            self._rows += [query, key]
+            return
+        index: Any = getattr(layer, "layer_idx", None)
+        if index is None or index in self._attended:
+            self.refuse("attends to its encoder's states without a layer_idx, or more than once in a layer")
+        self._attended.add(index)
+
+    def check(
+        self, layer: nn.Module, mask: Any, window: int | None, softcap: float | None, sinks: Tensor | None, more: Any
+    ) -> None:
+        """Check that the engine computes what a layer asks for: of states, that it sees all.
+
+        Raises:
+            CheckpointError: it does not.
+        """
+        if not self._of_states:
+            super().check(layer, mask, window, softcap, sinks, more)
+            return
+        if sinks is not None:
+            self.refuse("has attention sinks beside its encoder's states, which corellm does not add")
+        super().check(layer, None, None, softcap, None, {**more, "is_causal": True})  # arguments and caps alone
+        causal = getattr(layer, "is_causal", False) if more.get("is_causal") is None else more["is_causal"]
+        if causal or window is not None or not (mask is None or self._sees_all(mask)):
+            self.refuse("does not let each token attend to all of its encoder's states")
+
+    def _sees_all(self, mask: Any) -> bool:
+        if not isinstance(mask, _StatedMask):
+            return False
+        zero, queries, keys = (torch.arange(n, device=self._device) for n in (1, 2, _NUM_STATES))
+        return bool(torch.as_tensor(mask.sees(zero[0], zero[0], queries[:, None], keys[None])).all())

@@ -1,0 +1,73 @@
+"""Log-probabilities under the model itself: log-softmax of the raw logits, before any sampling parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from corellm.scheduling.batch import TokenLogprobs
+from corellm.system.transfers import Download
+
+ALL = -1
+"""For the number of most likely tokens: the whole vocabulary."""
+_LOGIT_ROWS = 128
+"""Prompt positions whose logits are held at once."""
+_ALL_ROWS = 8
+"""Prompt positions held at once if log-probabilities of the whole vocabulary are wanted."""
+
+
+class LogprobsInFlight:
+    """Log-probabilities on their way from the device; the logits may be overwritten meanwhile.
+
+    Args:
+        logits: `[n, vocab]`, any float dtype, of the model.
+        token_ids: `[n]` int64 on their device, the token at each position. A prompt's placeholder id beyond the logits'
+            width has log-probability minus infinity and the last rank.
+        num_top: how many of the most likely tokens to report; 0 for none, `ALL` for all.
+    """
+
+    def __init__(self, logits: Tensor, token_ids: Tensor, num_top: int) -> None:
+        values = logits.float()
+        vocab_size = values.shape[1]
+        tokens = token_ids[:, None]
+        beyond = tokens >= vocab_size
+        own = values.gather(1, tokens.clamp(0, vocab_size - 1)).masked_fill(beyond, -torch.inf)
+        own_rank = ((values > own).sum(dim=-1, keepdim=True) + 1).masked_fill(beyond, vocab_size + 1)
+        top, top_ids = values.topk(vocab_size if num_top == ALL else min(num_top, vocab_size), dim=-1)
+        place = torch.arange(1, top.shape[1] + 1, device=values.device).expand(top.shape)
+        lower_than_left = torch.cat([torch.ones_like(top[:, :1], dtype=torch.bool), top[:, 1:] < top[:, :-1]], dim=1)
+        top_rank = place.where(lower_than_left, 0).cummax(dim=-1).values if top.shape[1] else place
+
+        total = values.logsumexp(dim=-1, keepdim=True)
+        ids = torch.cat([tokens, top_ids], dim=1)
+        logprobs = torch.cat([own, top], dim=1) - total
+        ranks = torch.cat([own_rank, top_rank], dim=1)
+        self._numbers = Download(torch.stack([ids.double(), logprobs.double(), ranks.double()], dim=1))
+
+    def wait(self) -> list[TokenLogprobs]:
+        """Return per row the token itself, then the `num_top` most likely in descending order (it may be among them).
+
+        Equal logits share a rank: one more than the number of tokens that are more likely.
+        """
+        return [
+            TokenLogprobs([int(token) for token in ids], logprobs, [int(rank) for rank in ranks])
+            for ids, logprobs, ranks in self._numbers.wait()
+        ]
+
+
+def prompt_logprobs(
+    logits_of: Callable[[Tensor], Tensor], hidden: Tensor, token_ids: Tensor, num_top: int
+) -> list[TokenLogprobs]:
+    """Return log-probabilities of prompt tokens from the hidden states before each; see `LogprobsInFlight.wait`.
+
+    Args:
+        logits_of: from `[n, hidden_size]` to `[n, vocab]`; called for few rows at a time, to bound memory.
+        hidden: `[num_tokens, hidden_size]`.
+        token_ids: `[num_tokens]` int64.
+        num_top: how many of the most likely tokens to report.
+    """
+    num_rows = _ALL_ROWS if num_top == ALL else _LOGIT_ROWS
+    parts = zip(torch.split(hidden, num_rows), torch.split(token_ids, num_rows), strict=True)
+    return [found for rows, ids in parts for found in LogprobsInFlight(logits_of(rows), ids, num_top).wait()]

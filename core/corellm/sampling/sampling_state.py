@@ -1,0 +1,176 @@
+"""The sampling state of one running sequence, updated token by token.
+
+Knows one request's parameters, the tokens it has seen and its stream of random numbers; knows nothing of the batch it
+runs in and holds no logits. Everything here follows from the `NewSequence` alone, so a state made again after a
+preemption behaves exactly as the dropped one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from corellm.scheduling.batch import NewSequence
+
+Ids = NDArray[np.int64]
+Values = NDArray[np.float32]
+
+
+class SamplingState:
+    """One sequence's sampling parameters, token tally and random numbers; owned by the worker, made once per sequence.
+
+    Token ids outside the logits' width can never be generated, so they are ignored everywhere (a prompt may hold
+    placeholder ids beyond it); the engine refuses them in parameters before a request gets here.
+
+    Args:
+        sequence: the sequence; its `output_token_ids` is read at every step and may hold tokens already.
+        vocab_size: the logits' width.
+        device: where the logits are.
+        engine_seed: with the request's id, the source of random numbers of a request without a seed.
+    """
+
+    def __init__(self, sequence: NewSequence, vocab_size: int, device: torch.device, engine_seed: int) -> None:
+        params = sequence.sampling_params
+        self.request_id = sequence.request_id
+        self.params = params
+        self.greedy = params.greedy or params.top_k == 1
+        """Whether the best token is taken: no random number is drawn."""
+        self._outputs: Sequence[int] = sequence.output_token_ids
+        self._vocab_size = vocab_size
+
+        self.allowed: torch.Tensor | None = None
+        """Which tokens may be generated: `[vocab]` bool, on the logits' device; None for all."""
+        if params.allowed_token_ids is not None:
+            self.allowed = torch.zeros(vocab_size, dtype=torch.bool)
+            self.allowed[self._reachable(params.allowed_token_ids)] = True
+            self.allowed = self.allowed.to(device)
+        self._constant, self._bad_endings = self._constant_additions(sequence)
+        self._held_back = _forbidden(self._reachable(sequence.stop_token_ids))
+
+        self._repeats_prompt = params.repetition_penalty != 1.0
+        self.penalised = self._repeats_prompt or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
+        """Whether a penalty needs the tally of seen tokens."""
+        self._tally = TokenTally()
+        self._num_tallied = 0
+        if self._repeats_prompt:
+            self._tally.mark(np.unique(self._reachable(sequence.prompt_token_ids)))
+
+        source = f"engine {engine_seed} request {sequence.request_id}" if params.seed is None else f"seed {params.seed}"
+        self._stream = blake2b(source.encode(), digest_size=32).digest()
+
+    def _reachable(self, token_ids: Iterable[int]) -> Ids:
+        ids = np.fromiter(token_ids, dtype=np.int64)
+        return ids[(ids >= 0) & (ids < self._vocab_size)]
+
+    def _constant_additions(
+        self, sequence: NewSequence
+    ) -> tuple[tuple[Ids, Values], dict[int, list[tuple[list[int], int]]]]:
+        """Return what is added to the logits at every step, and the longer bad words by their last token but one."""
+        bias = {t: b for t, b in (sequence.sampling_params.logit_bias or {}).items() if 0 <= t < self._vocab_size}
+        words = [list(word) for word in sequence.bad_words_ids if word and 0 <= word[-1] < self._vocab_size]
+        single = [word[0] for word in words if len(word) == 1]
+        ids = np.array([*single, *bias], dtype=np.int64)
+        values = np.array([-np.inf] * len(single) + list(bias.values()), dtype=np.float32)
+        endings: defaultdict[int, list[tuple[list[int], int]]] = defaultdict(list)
+        for word in words:
+            if len(word) > 1:
+                endings[word[-2]].append((word[:-1], word[-1]))
+        return (ids, values), dict(endings)
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens generated so far; the next token's position in the request's stream of random numbers."""
+        return len(self._outputs)
+
+    @property
+    def edits_logits(self) -> bool:
+        """Whether the next token's logits are changed before temperature: by a mask, a bias or a penalty."""
+        return (
+            self.allowed is not None
+            or self.penalised
+            or len(self._constant[0]) > 0
+            or bool(self._bad_endings)
+            or self._below_min_tokens
+        )
+
+    @property
+    def _below_min_tokens(self) -> bool:
+        return len(self._outputs) < self.params.min_tokens and len(self._held_back[0]) > 0
+
+    def additions(self) -> list[tuple[Ids, Values]]:
+        """Return `(token ids, values)` to add to the next token's logits; minus infinity forbids a token."""
+        found = [self._constant] if len(self._constant[0]) else []
+        if self._below_min_tokens:
+            found.append(self._held_back)
+        if self._bad_endings and self._outputs:
+            endings = self._bad_endings.get(self._outputs[-1], ())
+            completing = [last for prefix, last in endings if list(self._outputs[-len(prefix) :]) == prefix]
+            if completing:
+                found.append(_forbidden(np.array(completing, dtype=np.int64)))
+        return found
+
+    def seen_tokens(self) -> tuple[Ids, Values]:
+        """Return the distinct tokens seen and how often each was generated (0: prompt only, for `repetition_penalty`).
+
+        The arrays are views, valid until the next call. A call counts only the tokens since the last call.
+        """
+        for position in range(self._num_tallied, len(self._outputs)):
+            self._tally.add(self._outputs[position])
+        self._num_tallied = len(self._outputs)
+        return self._tally.ids, self._tally.counts
+
+    def uniform(self, ahead: int = 0) -> float:
+        """Return the random number in [0, 1) of the next token, or of one `ahead`: a keyed hash of its position.
+
+        It depends on the seed (or the engine's seed and the request id) and the position alone: not on the batch or on
+        earlier calls.
+        """
+        position = (len(self._outputs) + ahead).to_bytes(8, "little")
+        digest = blake2b(position, key=self._stream, digest_size=8).digest()
+        return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+
+
+class TokenTally:
+    """A growing set of token ids with a count for each, as arrays."""
+
+    def __init__(self) -> None:
+        self._place: dict[int, int] = {}
+        self._ids = np.empty(64, dtype=np.int64)
+        self._counts = np.zeros(64, dtype=np.float32)
+
+    @property
+    def ids(self) -> Ids:
+        """The distinct tokens, in order of appearance."""
+        return self._ids[: len(self._place)]
+
+    @property
+    def counts(self) -> Values:
+        """How often each of `ids` was added."""
+        return self._counts[: len(self._place)]
+
+    def mark(self, token_ids: Ids) -> None:
+        """Add new, distinct tokens with a count of 0."""
+        for token in token_ids.tolist():
+            self._find(token)
+
+    def add(self, token: int) -> None:
+        """Count one token."""
+        place = self._find(token)  # may replace the arrays
+        self._counts[place] += 1.0
+
+    def _find(self, token: int) -> int:
+        place = self._place.setdefault(token, len(self._place))
+        if place == len(self._ids):
+            self._ids = np.concatenate([self._ids, np.empty_like(self._ids)])
+            self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+        self._ids[place] = token
+        return place
+
+
+def _forbidden(token_ids: Ids) -> tuple[Ids, Values]:
+    return token_ids, np.full(len(token_ids), -np.inf, dtype=np.float32)
