@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-import corellm.engine
+import corellm
 from corellm import LLM
 from corellm.cli.conversation import print_text, stream_text
 from corellm.engine.llm_engine import LLMEngine
@@ -39,7 +39,7 @@ RECOMPUTE = Setup(
 )  # fmt: skip
 ROOMY = Setup(max_num_seqs=5)
 CASES = [(SWAP, False), (RECOMPUTE, False), (ROOMY, True)]
-ENGINE = str(Path(corellm.engine.__file__).parent)
+ROOMS = tuple(str(Path(corellm.__file__).parent / room) for room in ("engine", "frontend", "scheduling"))
 DRIVERS = ("_complete", "_drive", "_abort_unfinished", "stream_text", "print_text")
 
 
@@ -110,7 +110,7 @@ class Lines:
     def _enter(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
         code = frame.f_code
         # of `LLM` all that runs while it has its turn: where it takes it, Python itself never stops between two lines
-        ours = code.co_filename.startswith(ENGINE) or code.co_name in DRIVERS
+        ours = code.co_filename.startswith(ROOMS) or code.co_name in DRIVERS
         return self._line if ours else None
 
     def _line(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any]:
