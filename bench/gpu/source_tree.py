@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def python_path(metadata: Path) -> str:
     """Write the metadata, and give a `PYTHONPATH` for processes that use the checkout."""
-    for file in (ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/pyproject.toml"))):
+    folders = [*sorted(ROOT.glob("plugins/*")), *sorted(ROOT.glob("extensions/*"))]
+    for file in (ROOT / "pyproject.toml", *(folder / "pyproject.toml" for folder in folders)):
         project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
         info = metadata / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
         info.mkdir(parents=True)
@@ -24,5 +25,5 @@ def python_path(metadata: Path) -> str:
         groups = project.get("entry-points", {}).items()
         lines = [f"[{group}]\n" + "\n".join(f"{k} = {v}" for k, v in entries.items()) for group, entries in groups]
         (info / "entry_points.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    sources = [ROOT / "core", ROOT / "kernels", *sorted(ROOT.glob("plugins/*/src"))]
+    sources = [ROOT / "core", ROOT / "kernels", *(folder / "src" for folder in folders)]
     return os.pathsep.join([str(metadata), *map(str, sources), *filter(None, [os.environ.get("PYTHONPATH")])])
