@@ -24,7 +24,9 @@ PATH: list[tuple[str, str, str]] = [
     (ALL, "scheduling/scheduler.py", "Scheduler._continue_prefills Scheduler._admit_waiting"),
     (PROMPT, "scheduling/scheduler.py", "Scheduler._has_capacity Scheduler._reserve Scheduler._prefix_is_coming"),
     (PROMPT, "scheduling/scheduler.py", "Scheduler._admit Scheduler._plan_chunk"),
-    (PROMPT, "scheduling/encoder_plan.py", "EncoderPlanner.plan item_slices"),
+    (PROMPT, "scheduling/request_part.py", "RequestPart.chunk"),
+    (PROMPT, "scheduling/encoder_plan.py", "EncoderPlanner.plan"),
+    (PROMPT, "scheduling/batch.py", "item_slices"),
     (PROMPT, "scheduling/scheduler.py", "Scheduler._start Scheduler._add_chunk"),
     (PROMPT, "scheduling/encoder_plan.py", "EncoderPlanner.commit"),
     (PROMPT, "scheduling/step_plan.py", "StepPlan.start StepPlan.add_prefill"),
@@ -37,7 +39,7 @@ PATH: list[tuple[str, str, str]] = [
     (ALL, "worker/model_runner.py", "ModelRunner._is_encoded ModelRunner._compute ModelRunner.run"),
     (ALL, "worker/model_runner.py", "ModelRunner.lay_out ModelRunner._paged"),
     (ALL, "worker/input_batch.py", "lay_out _positions StepArrays.to"),
-    (ALL, "worker/model_runner.py", "ModelRunner.forward ModelRunner._embed ModelRunner._embed_text"),
+    (ALL, "worker/model_runner.py", "ModelRunner.forward ModelRunner._inputs ModelRunner.embed"),
     (IMAGE, "worker/item_embeddings.py", "select_embeddings"),
     (ALL, "worker/model_runner.py", "ModelRunner._decode"),
     (ALL, "attention/paged.py", "paged_attention PagedAttention.attend"),
@@ -53,26 +55,28 @@ ASIDE: dict[str, str] = {
     "engine/llm_engine.py": "LLMEngine.runner",
     "system/fork_safety.py": "check_process",
     "system/devices.py": "for_inference.run on_device",
-    "scheduling/request.py": "Request.is_decoding Request.token_ids Request.needs_encoder",
+    "scheduling/request.py": "Request.is_decoding Request.token_ids",
+    "scheduling/request_part.py": (
+        "RequestPart.hash_keys RequestPart.items_needed RequestPart.counts RequestPart.count RequestPart.for_worker"
+    ),
     "multimodal/inputs.py": "PlaceholderRange.end PlaceholderRange.embeds_before",
     "scheduling/request_queue.py": "RequestQueue.__len__ RequestQueue.peek RequestQueue.pop RequestQueue._is_live",
     "scheduling/block_manager.py": (
         "BlockManager.num_free_blocks BlockManager.get_computed_blocks BlockManager.max_cached_blocks "
         "BlockManager._cached_prefix BlockManager.allocate BlockManager._has_room BlockManager._extend "
-        "BlockManager.block_table BlockManager.reach BlockManager.take_window_changes BlockManager._missing_states"
+        "BlockManager.block_table BlockManager.reach BlockManager.are_coming BlockManager.notes "
+        "BlockManager.take_messages"
     ),
     "scheduling/block_pool.py": "BlockPool.num_free BlockPool.find BlockPool.take",
-    "scheduling/block_hash.py": "extend_block_hashes hash_block _extra_keys _item_keys",
+    "scheduling/block_hash.py": "extend_block_hashes hash_block _extra_keys item_keys",
     "scheduling/encoder_cache.py": (
         "EncoderCache.referenced_embeds EncoderCache.is_referenced EncoderCache.__contains__ EncoderCache.acquire "
         "EncoderCache.allocate EncoderCache.can_allocate EncoderCache.take_freed"
     ),
-    "engine/state_blocks.py": "StateBlocks.__contains__ StateBlocks.cached StateBlocks.count num_state_blocks",
-    "scheduling/encoder_plan.py": "EncoderPlanner.begin_step _items_needed",
-    "scheduling/scheduler.py": "Scheduler._note_first_start Scheduler._states",
-    "worker/model_runner.py": "_scores_prompts",
-    "worker/input_batch.py": "_spans StepArrays.num_decodes",
-    "worker/kv_cache.py": "KVCache.swap_out KVCache.swap_in KVCache.move",
+    "scheduling/encoder_plan.py": "EncoderPlanner.begin_step",
+    "scheduling/scheduler.py": "Scheduler._note_first_start",
+    "worker/model_runner.py": "_scores_prompts ModelRunner.embed_text",
+    "worker/kv_cache.py": "KVCache.swap_out KVCache.swap_in",
     "worker/step_in_flight.py": "StepInFlight.__init__",
     "sampling/sampling_state.py": (
         "SamplingState.__init__ SamplingState._constant_additions SamplingState._reachable _forbidden "

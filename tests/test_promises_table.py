@@ -61,9 +61,9 @@ ELSEWHERE = {
          ("extensions/server/tests/test_media_sources.py", "test_files_elsewhere"),
          ("tests/media/test_image.py", "test_pipes_and_devices_are_refused_without_waiting")],
     20: [("tests/templates/test_renderer.py", "test_hostile_templates")],
-    22: [("tests/worker/test_checkpoint.py", "test_broken_files_are_named")],
+    22: [("tests/loading/test_checkpoint.py", "test_broken_files_are_named")],
     31: [("tests/multimodal/test_hashing.py", "test_requests_share_an_entry_exactly_when_all_is_equal")],
-    32: [("tests/engine/test_simulation.py", "test_random_load_on_tiny_caches")],
+    32: [("tests/scheduling/test_simulation.py", "test_random_load_on_tiny_caches")],
 }  # fmt: skip
 """Tests that are named for what they are about."""
 

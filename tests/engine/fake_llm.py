@@ -20,8 +20,8 @@ from corellm.loading.model_use import ModelUse
 from corellm.sampling_params import SamplingParams
 from corellm.scheduling.batch import ScheduledBatch, StepResult, TokenLogprobs
 from corellm.scheduling.request_part import PLAIN
-from tests.engine.fake_worker import EOS, VOCABULARY, FakeWorker
-from tests.engine.simulation import Setup, Simulation
+from tests.scheduling.fake_worker import EOS, VOCABULARY, FakeWorker
+from tests.scheduling.simulation import Setup, Simulation
 
 
 @dataclass

@@ -21,7 +21,7 @@ from corellm.scheduling.encoder_cache import EncoderCache
 from corellm.scheduling.encoder_prompt import EncoderPrompt, StateBlocks
 from corellm.scheduling.request import Request, RequestStatus
 from corellm.scheduling.scheduler import Scheduler
-from tests.engine.fake_worker import make_feature
+from tests.scheduling.fake_worker import make_feature
 
 BLOCK = 4
 

@@ -26,8 +26,8 @@ from corellm.frontend.input_processor import ProcessedPrompt
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
 from tests.engine.fake_llm import fake_llm, make_tokenizer, params
-from tests.engine.fake_worker import make_feature
-from tests.engine.simulation import Setup
+from tests.scheduling.fake_worker import make_feature
+from tests.scheduling.simulation import Setup
 
 SWAP = Setup(
     block_size=2, num_blocks=14, num_host_blocks=12, encoder_capacity=8, max_model_len=28, max_num_batched_tokens=8,

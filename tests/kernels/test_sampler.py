@@ -12,7 +12,7 @@ from corellm.sampling.sampler import FAILED, Sampler
 from corellm.sampling_params import SamplingParams
 from corellm_kernels.gpu.sampling import sample, sample_reference
 from tests.kernels.comparing import DEVICE
-from tests.worker.test_sampler import VOCAB, logits_of, state
+from tests.sampling.test_sampler import VOCAB, logits_of, state
 
 
 def random_params(rng: Random) -> SamplingParams:

@@ -11,8 +11,8 @@ import pytest
 from corellm import AsyncLLM
 from extensions.server.tests.command import CHAT, starting
 from extensions.server.tests.conftest import chat, serving, user
+from tests.loading.test_checkpoint import BREAKS
 from tests.templates.test_renderer import DOUBLING, LOOPS, WRITING
-from tests.worker.test_checkpoint import BREAKS
 
 HOSTILE = {"loops": LOOPS, "doubling": DOUBLING + "{{ ns.x }}", "writing": WRITING}
 

@@ -17,7 +17,7 @@ from corellm.attention.reference import ReferenceAttention
 from corellm.errors import ContractError
 from corellm_kernels.cpu.backend import CompiledAttention
 from corellm_kernels.gpu.rotary import rotate_and_cache_reference
-from tests.allocated import needs_glibc
+from tests.system.allocated import needs_glibc
 
 BLOCK, LENS = 16, [(1, 70), (1, 1), (1, 129), (40, 40), (7, 100), (33, 65)]
 """Query tokens and tokens of each sequence."""
@@ -287,7 +287,7 @@ SCRATCH = """
 import os, threading, time
 import torch
 from corellm.attention.backend import LayerCache
-from tests.allocated import in_use
+from tests.system.allocated import in_use
 from tests.kernels.cpu.test_attention import Step
 
 torch.set_num_threads(1)

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from corellm.scheduling.request import RequestStatus
-from tests.engine.fake_worker import VOCABULARY, make_request
-from tests.engine.simulation import Setup, Simulation, run_random
+from tests.scheduling.fake_worker import VOCABULARY, make_request
+from tests.scheduling.simulation import Setup, Simulation, run_random
 
 
 @pytest.mark.parametrize(

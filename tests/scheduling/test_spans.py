@@ -18,8 +18,8 @@ from corellm.hookspecs import hookimpl
 from corellm.multimodal import embedded_spans
 from corellm.plugin.hook_callers import HookCallers, hook_callers
 from corellm.scheduling.spans import without_cutting
-from tests.engine.fake_worker import make_feature, make_request
-from tests.engine.simulation import Setup, Simulation
+from tests.scheduling.fake_worker import make_feature, make_request
+from tests.scheduling.simulation import Setup, Simulation
 
 
 def hooks_of(spans: Any = None) -> HookCallers:

@@ -13,7 +13,7 @@ from corellm.multimodal.inputs import MultiModalFeature
 from corellm.scheduling.block_hash import extend_block_hashes, hash_block
 from corellm.scheduling.request import FINISH_REASONS, Request, RequestStatus
 from corellm.scheduling.request_queue import RequestQueue
-from tests.engine.fake_worker import EOS, make_feature, make_request
+from tests.scheduling.fake_worker import EOS, make_feature, make_request
 
 
 @pytest.mark.parametrize(

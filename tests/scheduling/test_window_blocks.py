@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from corellm.scheduling.block_manager import BlockManager
 from corellm.scheduling.request import Request
 from corellm.scheduling.window_blocks import WindowBlocks, most_places
-from tests.engine.fake_worker import make_request
+from tests.scheduling.fake_worker import make_request
 
 BLOCK = 4
 

@@ -10,7 +10,7 @@ import pytest
 from corellm.frontend.detokenizer import IncrementalDetokenizer
 from corellm.frontend.logprobs_decoder import LogprobsDecoder
 from corellm.scheduling.batch import TokenLogprobs
-from tests.engine.test_detokenizer import MAKERS, decode, encode, tokenizer_of
+from tests.frontend.test_detokenizer import MAKERS, decode, encode, tokenizer_of
 
 TEXTS = ["what shape is in the image? a red circle", "über 😀😀 日本語 naïve\n\nthe end", " describe  it"]
 

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from tests.allocated import needs_glibc
+from tests.system.allocated import needs_glibc
 
 CODE = """
 from corellm.system.allocator import keep_freed_memory, return_freed_memory
-from tests.allocated import taken_from_the_system as taken
+from tests.system.allocated import taken_from_the_system as taken
 def use():
     return [bytearray(8 << 20) for _ in range(16)]
 
@@ -31,7 +31,7 @@ print(*(number >> 20 for number in (most, kept, again, taken())))
 HOLES = """
 import sys
 from corellm.system.allocator import return_large_blocks
-from tests.allocated import taken_from_the_system as taken
+from tests.system.allocated import taken_from_the_system as taken
 if sys.argv[1:]:
     return_large_blocks()
 bytearray(8 << 20)  # freed

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import NoBadWordsLogitsProcessor, PreTrainedTokenizerFast
 
 from corellm.frontend.bad_words import BadWords
-from tests.engine.test_detokenizer import decode, encode, tokenizer_of
+from tests.frontend.test_detokenizer import decode, encode, tokenizer_of
 
 PIECES = ["<unk>", "▁", "▁red", "red", "▁blue", "bl", "ue", "s", "(", "▁(", "1", *"abcdelru"]
 

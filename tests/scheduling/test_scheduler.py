@@ -11,8 +11,8 @@ import pytest
 from corellm.errors import InvalidParameterError, MultiModalError, PromptError, PromptTooLongError
 from corellm.scheduling.batch import ScheduledBatch
 from corellm.scheduling.request import Request, RequestStatus
-from tests.engine.fake_worker import VOCABULARY, make_feature, make_request
-from tests.engine.simulation import Setup, Simulation
+from tests.scheduling.fake_worker import VOCABULARY, make_feature, make_request
+from tests.scheduling.simulation import Setup, Simulation
 
 
 def simulate(**setup: Any) -> Simulation:

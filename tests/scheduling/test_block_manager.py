@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from corellm.scheduling.block_manager import BlockManager
 from corellm.scheduling.request import Request
-from tests.engine.fake_worker import embedding_at, make_feature, make_request, next_kv
+from tests.scheduling.fake_worker import embedding_at, make_feature, make_request, next_kv
 
 
 def manager(num_blocks: int = 11, block_size: int = 4, *, caching: bool = True, host: int = 0) -> BlockManager:

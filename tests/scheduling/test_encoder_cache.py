@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from corellm.scheduling.encoder_cache import EncoderCache
 from corellm.scheduling.encoder_plan import EncoderPlanner
 from corellm.scheduling.request import Request
-from tests.engine.fake_worker import make_feature, make_request
+from tests.scheduling.fake_worker import make_feature, make_request
 
 
 def test_unreferenced_entries_are_evicted_oldest_first_and_only_for_room() -> None:

@@ -15,7 +15,7 @@ from corellm.scheduling.encoder_cache import EncoderCache
 from corellm.scheduling.request import Request, RequestStatus
 from corellm.scheduling.scheduler import Scheduler
 from corellm.scheduling.window_blocks import WindowBlocks, most_places
-from tests.engine.fake_worker import VOCABULARY, FakeWorker, expected_output, make_feature, make_request, spans_of
+from tests.scheduling.fake_worker import VOCABULARY, FakeWorker, expected_output, make_feature, make_request, spans_of
 
 MAX_PREEMPTIONS = 8
 LONGEST_PROMPT = 9 + 3 * (4 + 2) + 5
