@@ -11,8 +11,11 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import nn
 
 from corellm.loading.mapped_weights import release_mapped_weights
+from corellm.modelling.published import parameters_and_buffers
+from corellm.modelling.weights import fill_weights
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -74,3 +77,16 @@ def test_other_files_stay(file: Path) -> None:
     tensors = mapped(other)
     assert tensors["b"].sum() > 0
     assert not is_given_back(tensors)
+
+
+@pytest.mark.parametrize(("dtype", "is_mapped"), [(torch.float32, True), (torch.bfloat16, False)])
+def test_parameters_are_the_files_pages(tmp_path: Path, dtype: torch.dtype, is_mapped: bool) -> None:
+    """Those of the file's dtype, also where one weight of the file is several; others are copies."""
+    file = tmp_path / "model.safetensors"
+    rows = torch.randn(2048, 1024)
+    save_file({"joined": rows}, file)
+    model = nn.ModuleDict({name: nn.Linear(1024, 1024, bias=False, dtype=dtype) for name in ("first", "second")})
+    fill_weights(tmp_path, parameters_and_buffers(model), lambda _: ("first.weight", "second.weight"))
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+    assert torch.equal(torch.cat([*weights.values()]), rows.to(dtype))
+    assert is_given_back(weights) == is_mapped

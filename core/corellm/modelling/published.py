@@ -36,11 +36,16 @@ class ComposedModel(nn.Module):
         return self.language_model.get_output_embeddings()
 
 
+def parameters_and_buffers(model: nn.Module) -> Mapping[str, Tensor]:
+    """Return what a model saves, by name."""
+    return model.state_dict(keep_vars=True)
+
+
 def load_published(
     make: Callable[[], Model],
     load_config: LoadConfig,
     *,
-    weights: Callable[[Model], Mapping[str, Tensor]] = nn.Module.state_dict,
+    weights: Callable[[Model], Mapping[str, Tensor]] = parameters_and_buffers,
     names: Callable[[str], Sequence[str]] = lambda name: (name,),
     advice: str = DOWNLOAD,
 ) -> Model:
@@ -52,8 +57,8 @@ def load_published(
         make: makes the model in the dtypes that it is to have, without memory: the device is meta. It must have a
             `get_decoder`.
         load_config: the argument of `load_model`.
-        weights: returns `{name: memory}` of all that is loaded. It may have parts of a parameter, which lie apart in a
-            checkpoint.
+        weights: returns `{name: parameter or buffer}` of all that is loaded, as `state_dict(keep_vars=True)` does. It
+            may have parts of a parameter, which lie apart in a checkpoint.
         names: returns, for a name in the checkpoint, those of `weights` that its tensor has one behind the other along
             the first dimension; none for a weight without a use. `renamed` makes such functions.
         advice: what to do if there are no files of weights, for the error.
@@ -68,7 +73,8 @@ def load_published(
     decoder = get_decoder()
     decoder.rotary_emb = type(decoder.rotary_emb)(decoder.config).to(load_config.device)  # computed, not loaded
     decoder.config._attn_implementation = load_config.attn_implementation
-    places = weights(model)
+    with torch.no_grad():
+        places = weights(model)
     if load_config.load_format == "dummy":
         for place in places.values():
             nn.init.normal_(place, std=0.02)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from corellm.errors import CheckpointError
 
@@ -84,11 +84,14 @@ def fill_weights(
     *,
     advice: str = DOWNLOAD,
 ) -> None:
-    """Write a checkpoint's weights into a model's memory, each in turn.
+    """Give a model a checkpoint's weights, each in turn.
+
+    A parameter as a whole becomes the file's memory where device and dtype agree: its pages are read when they are
+    first used, and processes share them. All else is written into the memory that is there.
 
     Args:
         path: of the checkpoint.
-        weights: `{name: memory}`, all that is to be written.
+        weights: `{name: parameter or other memory}`, all that is to be filled.
         names: returns, for a name in the checkpoint, those of `weights` that its tensor has one behind the other along
             the first dimension; none for a weight without a use.
         advice: as of `weight_files`.
@@ -109,7 +112,10 @@ def fill_weights(
                 misshapen.append(f"{name} {list(tensor.shape)} (the model has {shape})")
                 continue
             for place, part in zip(places, torch.split(tensor, sizes) if sizes else [tensor], strict=True):
-                place.copy_(part)
+                if isinstance(place, nn.Parameter) and (place.dtype, place.device) == (part.dtype, part.device):
+                    place.data = part
+                else:
+                    place.copy_(part)
     check_names(path, weights.keys(), missing=missing, surplus=surplus, misshapen=misshapen)
 
 

@@ -94,7 +94,7 @@ def load_model(config: Any, load_config: LoadConfig) -> DeepseekVLV2:
 def published_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return `{name in a checkpoint: the model's memory for it}`: experts lie apart there, and in one tensor here."""
     weights: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in model.state_dict(keep_vars=True).items():
         prefix, joined, part = name.partition(".mlp.experts.")
         if not joined:
             weights[name] = tensor

@@ -73,7 +73,7 @@ def load_model(config: Any, load_config: LoadConfig) -> nn.Module:
 def loaded_weights(model: Any) -> dict[str, Tensor]:
     """Return the model's weights by transformers' names, an output layer that is the embedding table as that."""
     model.tie_weights()
-    weights: dict[str, Tensor] = model.state_dict()
+    weights: dict[str, Tensor] = model.state_dict(keep_vars=True)
     if model.config.tie_word_embeddings:
         del weights["lm_head.weight"]
     return weights

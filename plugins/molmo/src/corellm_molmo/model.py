@@ -61,7 +61,7 @@ def load_model(config: Any, load_config: LoadConfig) -> MolmoModel:
 
 def loaded_weights(model: MolmoModel) -> dict[str, Tensor]:
     """Return the model's weights by their names here; its embedding table in the two parts that a checkpoint has."""
-    weights: dict[str, Tensor] = model.state_dict()
+    weights: dict[str, Tensor] = model.state_dict(keep_vars=True)
     table = weights.pop(f"{_TABLE}weight")
     ordinary, added = table.tensor_split([model.language_model.lm_head.out_features])
     return {**weights, f"{_TABLE}embedding": ordinary, f"{_TABLE}new_embedding": added}
