@@ -24,7 +24,7 @@ from corellm.scheduling.encoder_cache import EncoderCache
 from corellm.scheduling.request import Request
 from corellm.scheduling.scheduler import Scheduler
 from corellm.worker.decode_graphs import StaticInputs
-from corellm.worker.input_batch import StepArrays
+from corellm.worker.input_batch import FlatBatch
 
 RUNNING = 64
 BLOCK = 16
@@ -79,14 +79,14 @@ class FreeGraphs:
         self._inputs = StaticInputs(num_seqs, BLOCK, 1, torch.device("cpu"))
         self._logits = torch.randn(num_seqs, vocab_size)
 
-    def fits(self, arrays: StepArrays) -> bool:
+    def fits(self, batch: FlatBatch) -> bool:
         """Whether all tokens are single ones."""
-        return len(arrays.seq_lens) == len(arrays.token_ids)
+        return len(batch.metadata.seq_lens) == len(batch.input_ids)
 
-    def run(self, arrays: StepArrays, token_ids: torch.Tensor | None = None) -> torch.Tensor:
+    def run(self, batch: FlatBatch, token_ids: torch.Tensor | None = None) -> torch.Tensor:
         """Return the same logits each time."""
-        num_seqs = len(arrays.seq_lens)
-        self._inputs.fill(arrays, num_seqs, token_ids)
+        num_seqs = len(batch.input_ids)
+        self._inputs.fill(batch, num_seqs, token_ids)
         return self._logits[:num_seqs]
 
 

@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from transformers.activations import SiLUActivation
 
 from corellm import LLM, SamplingParams
+from corellm.attention.backend import AttentionMetadata
 from corellm.attention.graph import NotCapturable
 from corellm.loading.dummy_steps import capture_graphs
 from corellm.worker.decode_graphs import DecodeGraphs, StaticInputs, graph_sizes
-from corellm.worker.input_batch import StepArrays
+from corellm.worker.input_batch import FlatBatch
 from tests.fixtures import generate_together, random_image
 from tests.worker.replayed_graph import ReplayedGraph
 from tests.worker.tensor_attention import TensorAttention
@@ -78,7 +78,7 @@ def test_greedy_tokens_are_those_of_eager_steps(
     sizes: list[int] = []
     fill = StaticInputs.fill
     monkeypatch.setattr(
-        StaticInputs, "fill", lambda self, arrays, size, *rest: (sizes.append(size), fill(self, arrays, size, *rest))[1]
+        StaticInputs, "fill", lambda self, batch, size, *rest: (sizes.append(size), fill(self, batch, size, *rest))[1]
     )
     assert generate_together(llm, prompts, params) == wanted
     assert set(sizes) == {1, 2, 4, 6}
@@ -198,25 +198,25 @@ def test_sizes() -> None:
     assert graph_sizes(33) == [1, 2, 4, 8, 16, 24, 32, 33]
 
 
-def arrays_of(num_seqs: int) -> StepArrays:
-    one = np.arange(1, num_seqs + 1)
-    return StepArrays(
-        one,
-        one[None] + 20,
-        one + 40,
-        [1] * num_seqs,
-        (one + 60).tolist(),
-        np.tile(one[:, None] + 80, 2),
-        one + 59,
-        num_seqs,
+def batch_of(num_seqs: int) -> FlatBatch:
+    one = torch.arange(1, num_seqs + 1)
+    metadata = AttentionMetadata(
+        num_decodes=num_seqs,
+        query_lens=[1] * num_seqs,
+        seq_lens=(one + 60).tolist(),
+        query_start_loc=torch.arange(num_seqs + 1, dtype=torch.int32),
+        seq_lens_tensor=one + 60,
+        block_tables=(one[:, None] + 80).tile(2),
+        slot_mapping=one + 40,
     )
+    return FlatBatch(one, one[None] + 20, metadata)
 
 
 def test_padding_is_of_no_sequence() -> None:
     """What a larger batch left behind is overwritten: it would write into blocks that now belong to other sequences."""
     inputs = StaticInputs(4, 3, 3, CPU)
-    inputs.fill(arrays_of(4), 4)
-    inputs.fill(arrays_of(2), 4)
+    inputs.fill(batch_of(4), 4)
+    inputs.fill(batch_of(2), 4)
     batch = inputs.batch(4)
     assert batch.input_ids.tolist() == [1, 2, 0, 0]
     assert batch.positions.tolist() == [[[21, 22, 0, 0]]] * 3
@@ -244,10 +244,10 @@ def test_the_largest_size_is_captured_first_and_the_smallest_that_fits_is_run() 
     graphs = DecodeGraphs(step, [1, 2, 4], max_blocks=3, position_rows=1, device=CPU, make_graph=ReplayedGraph)
     graphs.capture()
     assert order == [4, 4, 2, 1]
-    assert graphs.run(arrays_of(3)).tolist() == [[1.0], [2.0], [3.0]]
-    assert graphs.run(arrays_of(1)).tolist() == [[1.0]]
+    assert graphs.run(batch_of(3)).tolist() == [[1.0], [2.0], [3.0]]
+    assert graphs.run(batch_of(1)).tolist() == [[1.0]]
     assert order == [4, 4, 2, 1]
-    assert not graphs.fits(arrays_of(5))
+    assert not graphs.fits(batch_of(5))
 
 
 def test_a_size_that_is_captured_when_it_first_runs_runs_once() -> None:
@@ -262,8 +262,8 @@ def test_a_size_that_is_captured_when_it_first_runs_runs_once() -> None:
     graphs = DecodeGraphs(step, [1, 2], max_blocks=3, position_rows=1, device=CPU, make_graph=ReplayedGraph)
     graphs.capture([1])
     assert (runs, total.item()) == ([1, 1], 0)  # of padding, token 0
-    assert graphs.run(arrays_of(2)).tolist() == [[3.0], [3.0]]
-    assert graphs.run(arrays_of(2)).tolist() == [[6.0], [6.0]]
+    assert graphs.run(batch_of(2)).tolist() == [[3.0], [3.0]]
+    assert graphs.run(batch_of(2)).tolist() == [[6.0], [6.0]]
     assert runs == [1, 1, 2]
 
 
@@ -274,11 +274,11 @@ def test_a_size_is_captured_once_padding_has_cost_as_much() -> None:
     graphs.capture([4])
     runs.clear()
     for _ in range(3):
-        assert graphs.run(arrays_of(2)).tolist() == [[1.0], [2.0]]
-        assert graphs.run(arrays_of(4)).tolist() == [[1.0], [2.0], [3.0], [4.0]]
+        assert graphs.run(batch_of(2)).tolist() == [[1.0], [2.0]]
+        assert graphs.run(batch_of(4)).tolist() == [[1.0], [2.0], [3.0], [4.0]]
     assert not runs
     for _ in range(2):
-        assert graphs.run(arrays_of(2)).tolist() == [[1.0], [2.0]]
+        assert graphs.run(batch_of(2)).tolist() == [[1.0], [2.0]]
     assert runs == [2]
 
 
@@ -289,11 +289,11 @@ def test_a_size_that_cannot_be_captured_is_padded() -> None:
     graphs.capture([4])
     runs.clear()
     for _ in range(3):
-        graphs.run(arrays_of(2))
+        graphs.run(batch_of(2))
     with pytest.raises(NotCapturable, match="it fails"):
-        graphs.run(arrays_of(2))
+        graphs.run(batch_of(2))
     for _ in range(9):
-        assert graphs.run(arrays_of(2)).tolist() == [[1.0], [2.0]]
+        assert graphs.run(batch_of(2)).tolist() == [[1.0], [2.0]]
     assert runs == [2]
 
 

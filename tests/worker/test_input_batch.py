@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from corellm.sampling.sampling_state import SamplingState
 from corellm.sampling_params import SamplingParams
 from corellm.scheduling.batch import NewSequence, SequenceChunk
-from corellm.worker.input_batch import StepArrays, lay_out
+from corellm.worker.input_batch import FlatBatch, lay_out
 from corellm.worker.parts.spans import Spans
 from corellm.worker.sequence_state import SequenceState
 
@@ -41,7 +41,7 @@ def test_slots_positions_and_tables(spans: list[tuple[int, int]], block_size: in
         slots += [table[t // block_size] * block_size + t % block_size for t in range(start, start + n)]
         positions += list(range(start, start + n))
         ids += tokens
-    flat = lay_out(chunks, states, block_size).to(CPU)
+    flat = lay_out(chunks, states, block_size)
     assert flat.input_ids.tolist() == ids
     assert flat.positions.tolist() == [positions]
     assert flat.metadata.slot_mapping.tolist() == slots
@@ -59,7 +59,7 @@ def test_block_table_grows_with_the_engine() -> None:
     for step in range(100):
         table.append(1000 - step)
         chunk = SequenceChunk("r", step, 1, [5], table, samples=True)
-        flat = lay_out([chunk], [state], 1).to(CPU)
+        flat = lay_out([chunk], [state], 1)
         assert flat.metadata.block_tables.tolist() == [table]
 
 
@@ -72,13 +72,13 @@ def test_mrope_positions_and_decode_offset() -> None:
         SequenceChunk("text", 9, 1, [1], [1, 2, 3], samples=True),
         SequenceChunk("mrope", 2, 4, [1, 2, 3, 4], [4, 5], samples=True),
     ]
-    flat = lay_out(chunks, [make_state(), mrope], 4).to(CPU)
+    flat = lay_out(chunks, [make_state(), mrope], 4)
     assert flat.positions.shape == (3, 1, 5)
     assert flat.positions[:, 0].tolist() == [[9, 1, 2, 3, 4], [9, 2, 2, 3, 4], [9, 1, 2, 3, 4]]
 
 
-def with_spans(chunks: list[SequenceChunk], states: list[SequenceState], *, windows_cut: bool = True) -> StepArrays:
-    """The arrays of a step of a model that has spans."""
+def with_spans(chunks: list[SequenceChunk], states: list[SequenceState], *, windows_cut: bool = True) -> FlatBatch:
+    """A step of a model that has spans."""
     return Spans(frozenset(), windows_cut=windows_cut).lay_out(lay_out(chunks, states, 1), chunks, states)
 
 
@@ -89,14 +89,14 @@ def test_tokens_of_a_span_see_it_to_its_end() -> None:
     table = list(range(1, 13))
     decode = SequenceChunk("o", 3, 1, [5], table, samples=True)
     within = SequenceChunk("r", 3, 7, [5] * 7, table, samples=False)
-    flat = with_spans([decode, within], [other, state]).to(CPU)
+    flat = with_spans([decode, within], [other, state])
     assert flat.metadata.visible_lens is not None
     assert flat.metadata.visible_lens.tolist() == [4, 5, 5, 6, 7, 10, 10, 10]
     assert flat.metadata.span_starts is None
-    uncut = with_spans([decode, within], [other, state], windows_cut=False).to(CPU)
+    uncut = with_spans([decode, within], [other, state], windows_cut=False)
     assert uncut.metadata.span_starts is not None
     assert uncut.metadata.span_starts.tolist() == [3, 2, 2, 5, 6, 7, 7, 7]
     before = SequenceChunk("r", 0, 2, [5] * 2, table, samples=False)
     behind = SequenceChunk("r", 10, 2, [5] * 2, table, samples=True)
-    assert not with_spans([before], [state]).more
-    assert not with_spans([behind], [state]).more
+    assert with_spans([before], [state]).metadata.visible_lens is None
+    assert with_spans([behind], [state]).metadata.visible_lens is None

@@ -16,6 +16,7 @@ from corellm.multimodal.inputs import MultiModalFeature
 from corellm.sampling_params import SamplingParams
 from corellm.scheduling.batch import NewSequence, ScheduledBatch, SequenceChunk
 from corellm.system.devices import for_inference
+from corellm.system.transfers import upload_all
 from corellm.worker.decode_graphs import DecodeGraphs
 from corellm.worker.model_runner import ModelRunner
 from corellm.worker.sequence_state import rope_positions
@@ -58,7 +59,7 @@ def profile_run(
     ]
     sampled = [runner.new_state(NewSequence("", [0], [], params, [])) for params in _PROFILED_PARAMS]
     states = [runner.new_state(sampled[0].sequence) for _ in chunks]
-    hidden = runner.forward(runner.lay_out(chunks, states).to(runner.device), chunks, states)
+    hidden = runner.forward(upload_all(runner.lay_out(chunks, states), runner.device), chunks, states)
     if not runner.samples:
         return
     logits = runner.logits(hidden[:num_seqs])
@@ -121,7 +122,7 @@ def check_trimming(runner: ModelRunner) -> None:
         return
     state = runner.new_state(NewSequence("", [0] * num_tokens, [], SamplingParams(), []))
     chunk = SequenceChunk("", 0, num_tokens, [0, 1, 0, 1, 1], [0], samples=True)
-    batch = runner.lay_out([chunk], [state]).to(runner.device)
+    batch = upload_all(runner.lay_out([chunk], [state]), runner.device)
     whole = runner.forward(batch, [chunk], [state])[outputs]
     runner.trims = True
     try:

@@ -51,12 +51,12 @@ def _make_parts(
     weights: ModelParts, cache: KVCache, recurrent: RecurrentStates | None, runner: ModelRunner
 ) -> list[StepPart]:
     parts: list[StepPart] = []
-    if cache.placed_layers:
-        parts.append(Windows(cache))
     if weights.has_spans:
         from corellm.worker.parts.spans import Spans
 
         parts.append(Spans(weights.causal_layers, windows_cut=weights.windows_cut_spans))
+    if cache.placed_layers:  # after spans, which count in these layers, too
+        parts.append(Windows(cache))
     if weights.max_states is not None:
         from corellm.worker.parts.encoder_states import EncoderStates
 

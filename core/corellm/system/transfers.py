@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+Held = TypeVar("Held")
 
-def upload(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Return an array on a device; on the CPU it shares its memory."""
-    on_host = torch.from_numpy(array)
+
+def upload(array: NDArray[Any] | Tensor, device: torch.device) -> Tensor:
+    """Return an array of the host on a device; on the CPU it shares its memory."""
+    on_host = array if isinstance(array, Tensor) else torch.from_numpy(array)
     if device.type == "cuda":  # only copies from pinned memory are asynchronous
         on_host = on_host.pin_memory()
     return on_host.to(device, non_blocking=True)
+
+
+def upload_all(held: Held, device: torch.device) -> Held:
+    """Return a dataclass with its tensors on a device, also those of dataclasses in it; on the CPU it is the same."""
+    if device.type == "cpu":
+        return held
+    moved: dict[str, Any] = {}
+    for field in fields(held):  # type: ignore[arg-type]
+        value = getattr(held, field.name)
+        if isinstance(value, Tensor):
+            moved[field.name] = upload(value, device)
+        elif is_dataclass(value):
+            moved[field.name] = upload_all(value, device)
+    return replace(held, **moved)  # type: ignore[type-var]
 
 
 class Download:

@@ -20,7 +20,7 @@ from torch import Tensor
 from corellm.attention.backend import AttentionMetadata
 from corellm.attention.graph import Graph, NotCapturable
 from corellm.system.transfers import upload
-from corellm.worker.input_batch import FlatBatch, StepArrays
+from corellm.worker.input_batch import FlatBatch
 
 logger = logging.getLogger(__name__)
 
@@ -113,23 +113,24 @@ class DecodeGraphs:
             raise
         self._captured[size] = graph
 
-    def fits(self, arrays: StepArrays) -> bool:
+    def fits(self, batch: FlatBatch) -> bool:
         """Whether a batch can be replayed: single tokens, no more of them and no more position rows than captured."""
-        single = len(arrays.seq_lens) == len(arrays.token_ids) and not arrays.more
-        rows = arrays.positions.size // len(arrays.token_ids)
-        return single and len(arrays.seq_lens) <= self._sizes[-1] and rows <= self._inputs.position_rows
+        num_tokens, metadata = len(batch.input_ids), batch.metadata
+        single = len(metadata.seq_lens) == num_tokens and metadata.visible_lens is None
+        rows = batch.positions.numel() // num_tokens
+        return single and num_tokens <= self._sizes[-1] and rows <= self._inputs.position_rows
 
     @torch.inference_mode()
-    def run(self, arrays: StepArrays, token_ids: Tensor | None = None) -> Tensor:
+    def run(self, batch: FlatBatch, token_ids: Tensor | None = None) -> Tensor:
         """Return the logits of a batch that fits, `[num_seqs, vocab]`; the next run overwrites them.
 
         Args:
-            arrays: of the batch.
-            token_ids: `[num_seqs]` on the device, used instead of those in `arrays`.
+            batch: on the host.
+            token_ids: `[num_seqs]` on the device, used instead of those in `batch`.
         """
-        num_seqs = len(arrays.seq_lens)
+        num_seqs = len(batch.input_ids)
         size = self._size(num_seqs)
-        self._inputs.fill(arrays, size, token_ids)
+        self._inputs.fill(batch, size, token_ids)
         if size in self._captured:
             self._captured[size].replay()
         else:
@@ -189,25 +190,27 @@ class StaticInputs:
         positions = positions if len(positions) == 1 else positions[:, None]
         return FlatBatch(token_ids, positions, metadata, placed=placed)
 
-    def fill(self, arrays: StepArrays, size: int, token_ids: Tensor | None = None) -> None:
+    def fill(self, batch: FlatBatch, size: int, token_ids: Tensor | None = None) -> None:
         """Write a batch into the first rows, and padding (token 0, the null block) into the others up to `size`.
 
-        `token_ids`, if given, are on the device and replace those of `arrays`.
+        `token_ids`, if given, are on the device and replace those of `batch`, which is on the host.
         """
         if self._copied is not None:
             self._copied.synchronize()  # the last step's inputs may still be in transit
-        num_seqs, width = len(arrays.seq_lens), arrays.block_tables.shape[1]
+        metadata, placed = batch.metadata, batch.placed
+        num_seqs, width = metadata.block_tables.shape
         host = self._host.numpy()
-        host[0, :num_seqs], host[1, :num_seqs], host[2, :num_seqs] = arrays.token_ids, arrays.slots, arrays.seq_lens
-        host[3 : 3 + self.position_rows, :num_seqs] = arrays.positions.reshape(-1, num_seqs)
-        if arrays.placed is not None:
-            host[-1, :num_seqs], tables = arrays.placed
+        host[0, :num_seqs] = batch.input_ids.numpy()
+        host[1, :num_seqs], host[2, :num_seqs] = metadata.slot_mapping.numpy(), metadata.seq_lens
+        host[3 : 3 + self.position_rows, :num_seqs] = batch.positions.numpy().reshape(-1, num_seqs)
+        if placed is not None:
+            host[-1, :num_seqs] = placed.slot_mapping.numpy()
         host[:, num_seqs:size] = 0
         self._values.copy_(self._host, non_blocking=True)
         # stale entries beyond `width` lie behind every sequence and are never read
-        self._tables[:num_seqs, :width].copy_(upload(arrays.block_tables, self.device), non_blocking=True)
-        if self._placed_tables is not None:
-            self._placed_tables[:num_seqs, :width].copy_(upload(tables, self.device), non_blocking=True)
+        self._tables[:num_seqs, :width].copy_(upload(metadata.block_tables, self.device), non_blocking=True)
+        if self._placed_tables is not None and placed is not None:
+            self._placed_tables[:num_seqs, :width].copy_(upload(placed.block_tables, self.device), non_blocking=True)
         if token_ids is not None:
             self._values[0, :num_seqs].copy_(token_ids)
         if self._copied is not None:

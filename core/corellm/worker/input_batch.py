@@ -5,10 +5,8 @@ Knows block tables and positions; knows neither models nor embeddings. Arithmeti
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,13 +15,12 @@ from torch import Tensor
 
 from corellm.attention.backend import AttentionMetadata
 from corellm.scheduling.batch import SequenceChunk
-from corellm.system.transfers import upload
 from corellm.worker.sequence_state import SequenceState
 
 
 @dataclass(frozen=True)
 class FlatBatch:
-    """The tensors of one forward pass."""
+    """The tensors of one forward pass. They are made on the host, where parts add theirs, and copied at once."""
 
     input_ids: Tensor
     """`[num_tokens]`."""
@@ -36,51 +33,8 @@ class FlatBatch:
     """`metadata` for layers in which blocks have places of their own; None where there are none."""
 
 
-@dataclass(frozen=True)
-class StepArrays:
-    """The same arrays on the host."""
-
-    token_ids: NDArray[np.int64]
-    """`[num_tokens]`."""
-    positions: NDArray[np.int64]
-    """`[1, num_tokens]`, or `[axes, 1, num_tokens]` for M-RoPE."""
-    slots: NDArray[np.int64]
-    """`[num_tokens]`."""
-    query_lens: list[int]
-    seq_lens: list[int]
-    block_tables: NDArray[np.int64]
-    """`[num_seqs, max_blocks]`, padded with the null block."""
-    index: NDArray[np.int64]
-    """`[num_tokens]`: which of its sequence's tokens each is."""
-    num_decodes: int
-    """How many sequences, from the first on, are decodes: `AttentionMetadata.num_decodes`."""
-    more: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """Further arrays of `AttentionMetadata`, by its fields."""
-    placed: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
-    """Slots and block tables for layers in which blocks have places of their own."""
-
-    def to(self, device: torch.device) -> FlatBatch:
-        """Copy all arrays to the device, without waiting."""
-        tensor = partial(upload, device=device)
-        metadata = AttentionMetadata(
-            num_decodes=self.num_decodes,
-            query_lens=self.query_lens,
-            seq_lens=self.seq_lens,
-            query_start_loc=tensor(np.cumsum([0, *self.query_lens], dtype=np.int32)),
-            seq_lens_tensor=tensor(np.array(self.seq_lens, dtype=np.int32)),
-            block_tables=tensor(self.block_tables),
-            slot_mapping=tensor(self.slots),
-            **{name: tensor(array) for name, array in self.more.items()},
-        )
-        placed = None
-        if self.placed is not None:
-            slots, tables = map(tensor, self.placed)
-            placed = replace(metadata, slot_mapping=slots, block_tables=tables)
-        return FlatBatch(tensor(self.token_ids), tensor(self.positions), metadata, placed=placed)
-
-
-def lay_out(chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], block_size: int) -> StepArrays:
-    """Return the arrays of a step: its chunks one after another, single-token ones first; states are in their order."""
+def lay_out(chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], block_size: int) -> FlatBatch:
+    """Return a step on the host: its chunks one after another, single-token ones first; states are in their order."""
     query_lens = [chunk.num_tokens for chunk in chunks]
     seq_lens = [chunk.start + chunk.num_tokens for chunk in chunks]
     tables = np.zeros((len(chunks), -(-max(seq_lens) // block_size)), dtype=np.int64)
@@ -88,15 +42,23 @@ def lay_out(chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], bl
         needed = -(-seq_len // block_size)
         row[:needed] = state.sync_blocks(chunk.block_table, needed)
 
-    ends = np.cumsum(query_lens)
+    starts = np.cumsum([0, *query_lens], dtype=np.int32)
     rows = np.repeat(np.arange(len(chunks)), query_lens)
     # token t of the batch is token `index[t]` of its sequence
-    index = np.arange(ends[-1]) + np.repeat(seq_lens - ends, query_lens)
+    index = np.arange(starts[-1]) + np.repeat(seq_lens - starts[1:], query_lens)
     slots = tables[rows, index // block_size] * block_size + index % block_size
     token_ids = np.fromiter((t for chunk in chunks for t in chunk.token_ids), dtype=np.int64, count=len(index))
-    single = next((i for i, n in enumerate(query_lens) if n != 1), len(query_lens))
+    metadata = AttentionMetadata(
+        num_decodes=next((i for i, n in enumerate(query_lens) if n != 1), len(query_lens)),
+        query_lens=query_lens,
+        seq_lens=seq_lens,
+        query_start_loc=torch.from_numpy(starts),
+        seq_lens_tensor=torch.tensor(seq_lens, dtype=torch.int32),
+        block_tables=torch.from_numpy(tables),
+        slot_mapping=torch.from_numpy(slots),
+    )
     positions = _positions(chunks, states, index)
-    return StepArrays(token_ids, positions, slots, query_lens, seq_lens, tables, index, single)
+    return FlatBatch(torch.from_numpy(token_ids), torch.from_numpy(positions), metadata)
 
 
 def _positions(

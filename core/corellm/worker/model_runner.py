@@ -27,10 +27,10 @@ from corellm.sampling.sampling_state import SamplingState
 from corellm.scheduling.batch import NewSequence, ScheduledBatch, SequenceChunk, StepResult
 from corellm.system.devices import for_inference
 from corellm.system.failures import failure_of
-from corellm.system.transfers import upload
+from corellm.system.transfers import upload, upload_all
 from corellm.worker.decode_graphs import DecodeGraphs
 from corellm.worker.encoder_runner import EncoderRunner
-from corellm.worker.input_batch import FlatBatch, StepArrays, lay_out
+from corellm.worker.input_batch import FlatBatch, lay_out
 from corellm.worker.item_embeddings import select_embeddings
 from corellm.worker.kv_cache import KVCache
 from corellm.worker.parts.step_part import StepPart
@@ -142,8 +142,9 @@ class ModelRunner:
             rows = {chunk.request_id: row for row, chunk in enumerate(before.chunks)}
             kept = np.array([rows[chunk.request_id] for chunk in batch.chunks])
             token_ids = token_ids[upload(kept, self.device)]
-        arrays = self.lay_out(batch.chunks, states)
-        logits = self.graphs.run(arrays, token_ids.clamp(min=0))  # a failed row has -1; its next token is dropped
+        logits = self.graphs.run(
+            self.lay_out(batch.chunks, states), token_ids.clamp(min=0)
+        )  # a failed row has -1; its next token is dropped
         step = StepInFlight(batch, self._states)
         step.chunks, step.in_flight = batch.chunks, True
         step.tokens = self.sampler.start(logits, [state.sampling for state in states], ahead=1)
@@ -175,12 +176,12 @@ class ModelRunner:
             result.failed.setdefault(chunk.request_id, error.with_traceback(None))  # its frames hold the embeddings
         return chunk.request_id not in result.failed
 
-    def lay_out(self, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> StepArrays:
-        """Return the arrays of a step."""
-        arrays = lay_out(chunks, states, self.block_size)
+    def lay_out(self, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> FlatBatch:
+        """Return a step on the host."""
+        batch = lay_out(chunks, states, self.block_size)
         for part in self.parts:
-            arrays = part.lay_out(arrays, chunks, states)
-        return arrays
+            batch = part.lay_out(batch, chunks, states)
+        return batch
 
     # --- the forward pass -------------------------------------------------------------------------------------------
 
@@ -206,15 +207,15 @@ class ModelRunner:
 
     def run(self, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], step: StepInFlight) -> None:
         """Run one forward pass, and sample a token for every chunk that ends its sequence."""
-        arrays = self.lay_out(chunks, states)
+        batch = self.lay_out(chunks, states)
         ending = [i for i, chunk in enumerate(chunks) if chunk.samples]
         graphs = self.graphs
-        if graphs is not None and graphs.fits(arrays) and _is_plain_decode(chunks, states):
-            logits, step.in_flight = graphs.run(arrays), graphs.asynchronous
+        if graphs is not None and graphs.fits(batch) and _is_plain_decode(chunks, states):
+            logits, step.in_flight = graphs.run(batch), graphs.asynchronous
         else:
-            outputs = upload((np.cumsum(arrays.query_lens) - 1)[ending or [0]], self.device)
-            batch = replace(arrays.to(self.device), outputs=None if _scores_prompts(states) else outputs)
-            hidden = self.forward(batch, chunks, states)
+            outputs = upload((np.cumsum(batch.metadata.query_lens) - 1)[ending or [0]], self.device)
+            on_device = replace(upload_all(batch, self.device), outputs=None if _scores_prompts(states) else outputs)
+            hidden = self.forward(on_device, chunks, states)
             self._add_prompt_logprobs(chunks, states, hidden, step.result)
             if not ending:
                 return

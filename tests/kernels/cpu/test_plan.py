@@ -180,7 +180,7 @@ def test_planned_steps_give_the_tokens_of_eager_ones(
     sizes: list[int] = []
     fill = StaticInputs.fill
     monkeypatch.setattr(
-        StaticInputs, "fill", lambda self, arrays, size, *rest: (sizes.append(size), fill(self, arrays, size, *rest))[1]
+        StaticInputs, "fill", lambda self, batch, size, *rest: (sizes.append(size), fill(self, batch, size, *rest))[1]
     )
     for eager, cost in ((True, 0.0), (False, 2.0), (False, 0.0)):
         sizes.clear()

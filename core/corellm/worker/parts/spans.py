@@ -10,10 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from corellm.attention.backend import AttentionMetadata
 from corellm.scheduling.batch import SequenceChunk
-from corellm.worker.input_batch import FlatBatch, StepArrays
+from corellm.worker.input_batch import FlatBatch
 from corellm.worker.parts.step_part import StepPart
 from corellm.worker.sequence_state import SequenceState
 
@@ -29,25 +31,23 @@ class Spans(StepPart):
     def __init__(self, causal_layers: frozenset[int], *, windows_cut: bool) -> None:
         self._causal_layers, self._windows_cut = causal_layers, windows_cut
 
-    def lay_out(
-        self, arrays: StepArrays, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]
-    ) -> StepArrays:
-        """Return the arrays with `visible_lens`, and where windows do not cut spans `span_starts`."""
-        visible, starts = self._visible(arrays.index, chunks, states)
+    def lay_out(self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> FlatBatch:
+        """Return the step with `visible_lens`, and where windows do not cut spans `span_starts`."""
+        visible, starts = self._visible(chunks, states)
         if visible is None or starts is None:
-            return arrays
-        if self._windows_cut:
-            return replace(arrays, more={"visible_lens": visible})
-        return replace(
-            arrays, more={"visible_lens": visible, "span_starts": starts}, num_decodes=_outside(arrays, starts)
-        )
+            return batch
+        metadata = replace(batch.metadata, visible_lens=torch.from_numpy(visible))
+        if not self._windows_cut:
+            outside = _outside(metadata, starts)
+            metadata = replace(metadata, span_starts=torch.from_numpy(starts), num_decodes=outside)
+        return replace(batch, metadata=metadata)
 
     def attention(self, batch: FlatBatch) -> Mapping[str, Any]:
         """Return the layers in which no token sees a later one."""
         return {"causal_layers": self._causal_layers}
 
     def _visible(
-        self, index: NDArray[np.int64], chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]
+        self, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]
     ) -> tuple[NDArray[np.int32] | None, NDArray[np.int32] | None]:
         """Return how many tokens each token sees, and the first of its span; None where there is no span.
 
@@ -63,7 +63,9 @@ class Spans(StepPart):
                 if chunk.start < end - num_plain and start < stop:
                     assert end <= stop, f"the chunk [{chunk.start}, {stop}) cuts the span [{start}, {end})"
                     if visible is None or starts is None:
-                        starts = index.astype(np.int32)
+                        starts = np.concatenate(
+                            [np.arange(c.start, c.start + c.num_tokens) for c in chunks], dtype=np.int32
+                        )
                         visible = starts + 1
                     rows = slice(row + max(start - chunk.start, 0), row + end - chunk.start)
                     visible[rows], starts[rows] = end, start
@@ -71,7 +73,8 @@ class Spans(StepPart):
         return visible, starts
 
 
-def _outside(arrays: StepArrays, starts: NDArray[np.int32]) -> int:
+def _outside(metadata: AttentionMetadata, starts: NDArray[np.int32]) -> int:
     """Return how many sequences, from the first on, have one token each that is outside of a span."""
-    outside = starts[: arrays.num_decodes] == np.array(arrays.seq_lens[: arrays.num_decodes]) - 1
+    num_single = metadata.num_decodes
+    outside = starts[:num_single] == np.array(metadata.seq_lens[:num_single]) - 1
     return int(np.append(outside, False).argmin())

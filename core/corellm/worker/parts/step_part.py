@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from corellm.scheduling.batch import ScheduledBatch, SequenceChunk
-    from corellm.worker.input_batch import FlatBatch, StepArrays
+    from corellm.worker.input_batch import FlatBatch
     from corellm.worker.sequence_state import SequenceState
 
 
@@ -21,11 +21,9 @@ class StepPart:
     def begin(self, batch: ScheduledBatch) -> None:
         """Take what the scheduler says, after blocks were swapped out and before others are swapped in."""
 
-    def lay_out(
-        self, arrays: StepArrays, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]
-    ) -> StepArrays:
-        """Return the arrays of a step, with the part's own."""
-        return arrays
+    def lay_out(self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> FlatBatch:
+        """Return a step that is still on the host, with the part's own."""
+        return batch
 
     def running(
         self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]

@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from corellm.scheduling.batch import ScheduledBatch, SequenceChunk
-from corellm.worker.input_batch import FlatBatch, StepArrays
+from corellm.worker.input_batch import FlatBatch
 from corellm.worker.kv_cache import KVCache, LayerLayout
 from corellm.worker.parts.step_part import StepPart
 from corellm.worker.sequence_state import SequenceState
@@ -30,16 +32,19 @@ class Windows(StepPart):
         """Move blocks to their new places."""
         self._cache.move(batch.messages.get("windows", ()))
 
-    def lay_out(
-        self, arrays: StepArrays, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]
-    ) -> StepArrays:
-        """Return the arrays with those of blocks' places."""
+    def lay_out(self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> FlatBatch:
+        """Return the step with slots and block tables of blocks' places."""
         places, size = self._cache.places, self._cache.block_size
-        slots = places[arrays.slots // size] * size + arrays.slots % size
-        return replace(arrays, placed=(slots, places[arrays.block_tables]))
+        slots, tables = batch.metadata.slot_mapping.numpy(), batch.metadata.block_tables.numpy()
+        placed = replace(
+            batch.metadata,
+            slot_mapping=torch.from_numpy(places[slots // size] * size + slots % size),
+            block_tables=torch.from_numpy(places[tables]),
+        )
+        return replace(batch, placed=placed)
 
     def attention(self, batch: FlatBatch) -> Mapping[str, Any]:
-        """Return which layers take the other arrays."""
+        """Return which layers take those."""
         return {"placed": batch.placed, "placed_layers": self._cache.placed_layers}
 
     def forget(self) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from corellm.errors import RequestFailedError
 from corellm.sampling.sampling_state import SamplingState
 from corellm.scheduling.batch import NewSequence, SequenceChunk
+from corellm.system.transfers import upload_all
 from corellm.worker.model_runner import ModelRunner
 from corellm.worker.sequence_state import SequenceState
 from corellm.worker.step_in_flight import StepInFlight
@@ -56,9 +57,9 @@ class PoolingRunner(ModelRunner):
         self, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]
     ) -> tuple[Tensor, Sequence[int]]:
         """Return the hidden states of a step `[num_tokens, hidden_size]`, and each chunk's first row in them."""
-        arrays = self.lay_out(chunks, states)
-        hidden = self.forward(arrays.to(self.device), chunks, states)
-        return hidden, np.cumsum([0, *arrays.query_lens[:-1]]).tolist()
+        batch = self.lay_out(chunks, states)
+        hidden = self.forward(upload_all(batch, self.device), chunks, states)
+        return hidden, batch.metadata.query_start_loc[:-1].tolist()
 
     def run(self, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], step: StepInFlight) -> None:
         """Run one forward pass, and pool every chunk."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from corellm.sampling_params import SamplingParams
+from corellm.system.transfers import upload_all
 from corellm_testing.contract.base import ContractRules
 from corellm_testing.subject import Part, Subject
 
@@ -103,7 +104,7 @@ def engine_visibility(subject: Subject, processed: ProcessedPrompt) -> Mapping[i
     runner.backend = watched  # type: ignore[assignment]
     try:
         with torch.inference_mode():
-            runner.forward(runner.lay_out([chunk], [state]).to(runner.device), [chunk], [state])
+            runner.forward(upload_all(runner.lay_out([chunk], [state]), runner.device), [chunk], [state])
     finally:
         runner.backend = watched.backend
     positions = torch.arange(count)
