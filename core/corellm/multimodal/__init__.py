@@ -2,7 +2,7 @@
 
 The names below are for authors of adapters; importing them imports no torch. The files, in reading order:
 
-    inputs              the result: an item's tensors, and the span of prompt tokens that stands for it
+    inputs              the result: an item's tensors, and the run of prompt tokens that stands for it
     processor           how it is made, one item at a time; with `item_limits`, `uuids`, `processor_kwargs`
     parsing             what a user gives, to the containers in `items`
     hashing             an item's identifier, under which `cache` keeps it processed

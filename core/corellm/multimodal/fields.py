@@ -44,7 +44,7 @@ class MultiModalFieldConfig:
     """How one tensor of the processor's output divides into items. Made by the static methods, one per layout."""
 
     field: MultiModalField
-    spans: tuple[tuple[int, int | None], ...] = ()
+    ranges: tuple[tuple[int, int | None], ...] = ()
     """For `flat`: each item's `[start, stop)`; a `stop` of None is the end."""
     batch_size: int = 0
     """For `shared`: how many items have the value."""
@@ -66,15 +66,15 @@ class MultiModalFieldConfig:
         Raises:
             ContractError: a slice has a step, or a bound that is not an integer.
         """
-        spans = []
+        ranges = []
         for item, part in enumerate(slices):
             if not isinstance(part, slice) or part.step not in (None, 1):
                 raise _contract(f"flat({modality!r}, ...): entry {item} is {part!r}, not a slice without a step")
             try:
-                spans.append((as_int(part.start or 0), None if part.stop is None else as_int(part.stop)))
+                ranges.append((as_int(part.start or 0), None if part.stop is None else as_int(part.stop)))
             except TypeError as error:
                 raise _contract(f"flat({modality!r}, ...): the bounds of {part!r} are not integers") from error
-        return MultiModalFieldConfig(MultiModalField(modality, "flat", as_int(dim)), tuple(spans))
+        return MultiModalFieldConfig(MultiModalField(modality, "flat", as_int(dim)), tuple(ranges))
 
     @staticmethod
     def flat_from_sizes(
@@ -87,19 +87,19 @@ class MultiModalFieldConfig:
         Raises:
             ContractError: `sizes` is not one-dimensional, or holds something that is not a count.
         """
-        spans: list[tuple[int, int | None]] = []
+        ranges: list[tuple[int, int | None]] = []
         start = 0
         try:
             for size in sizes.tolist() if hasattr(sizes, "tolist") else sizes:
                 if as_int(size) < 0:
                     raise ValueError(f"{size} is negative")
-                spans.append((start, start + as_int(size)))
+                ranges.append((start, start + as_int(size)))
                 start += as_int(size)
         except (TypeError, ValueError) as error:
             raise _contract(
                 f"flat_from_sizes({modality!r}, ...): sizes must be one count per item, got {sizes!r}"
             ) from error
-        return MultiModalFieldConfig(MultiModalField(modality, "flat", as_int(dim)), tuple(spans))
+        return MultiModalFieldConfig(MultiModalField(modality, "flat", as_int(dim)), tuple(ranges))
 
     @staticmethod
     def shared(modality: str, batch_size: int) -> MultiModalFieldConfig:
@@ -267,7 +267,7 @@ def _split_flat(name: str, tensor: Any, how: MultiModalFieldConfig) -> list[torc
     size = tensor.shape[dim]
     parts = []
     end = 0
-    for item, (start, stop) in enumerate(how.spans):
+    for item, (start, stop) in enumerate(how.ranges):
         stop = size if stop is None else stop
         if start != end or not start <= stop <= size:
             raise _contract(

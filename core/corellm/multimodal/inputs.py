@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlaceholderRange:
-    r"""The span of prompt tokens that stands for one item.
+    r"""The run of prompt tokens that stands for one item.
 
     Example: in `<s> USER : <img> x x \n x x \n </img> What`, with `x` the tokens that take embeddings,
     `PlaceholderRange(offset=3, length=8, is_embed=(False, True, True, False, True, True, False, False))`.

@@ -95,8 +95,8 @@ def measure_profile(
             prompts.append(tokens)
             max_tokens[modality], max_embeds[modality] = place.length, place.num_embeds
         mask = place.is_embed or (True,) * place.length
-        span = tokens[place.offset : place.end]
-        token_modality.update({token: modality for token, embeds in zip(span, mask, strict=True) if embeds})
+        placed = tokens[place.offset : place.end]
+        token_modality.update({token: modality for token, embeds in zip(placed, mask, strict=True) if embeds})
     with adapter_errors("get_mm_max_tokens_per_item"):
         stated = hooks.get_mm_max_tokens_per_item(
             seq_len=seq_len, mm_counts={modality: limit or 1 for modality, limit in limits.items()}

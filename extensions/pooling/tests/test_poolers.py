@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from corellm.pooling_params import SEQUENCE_POOLING, PoolerConfig, PoolingParams, PoolingTask
 from corellm_pooling.head_weights import linear_of
 from corellm_pooling.heads import ClassificationHead, EmbeddingHead
-from corellm_pooling.poolers import DispatchPooler, Pooler, SequencePooler, Span, TokenPooler
+from corellm_pooling.poolers import DispatchPooler, PooledChunk, Pooler, SequencePooler, TokenPooler
 from corellm_pooling.scoring import cosine, max_sim
 
 WIDTH, TAG = 12, 7
@@ -75,7 +75,7 @@ def test_any_chunks_and_tasks_mixed(pooling_type: str) -> None:
         carried: list[dict[int, Tensor]] = [{} for _ in lengths]
         done, results = [0] * len(lengths), {}
         while len(results) < len(lengths):
-            spans, rows, owners, first = [], [], [], 0
+            chunks, rows, owners, first = [], [], [], 0
             for i, length in enumerate(lengths):
                 count = min(rng.randint(0, 4), length - done[i])
                 if count == 0:
@@ -83,14 +83,14 @@ def test_any_chunks_and_tasks_mixed(pooling_type: str) -> None:
                 start, done[i] = done[i], done[i] + count
                 params = PoolingParams(task=tasks[i])
                 tokens = ids[i][start : done[i]]
-                spans.append(Span(params, first, start, tokens, done[i] == length, carried[i]))
+                chunks.append(PooledChunk(params, first, start, tokens, done[i] == length, carried[i]))
                 rows.append(whole[i][start : done[i]])
                 owners.append(i)
                 first += count
-            if not spans:
+            if not chunks:
                 continue
-            pooler.pool(torch.cat(rows), spans)  # as a step whose result was lost: it is computed again
-            for i, result in zip(owners, pooler.pool(torch.cat(rows), spans), strict=True):
+            pooler.pool(torch.cat(rows), chunks)  # as a step whose result was lost: it is computed again
+            for i, result in zip(owners, pooler.pool(torch.cat(rows), chunks), strict=True):
                 assert (result is not None) == (done[i] == lengths[i])
                 if result is not None:
                     results[i] = result
@@ -115,7 +115,8 @@ def test_padding_is_not_the_last_token(token_ids: list[int], chunk: int) -> None
         tokens = token_ids[start : start + chunk]
         ends = start + chunk >= len(token_ids)
         (result,) = pooler.pool(
-            hidden[start : start + chunk], [Span(PoolingParams(task="classify"), 0, start, tokens, ends, carried)]
+            hidden[start : start + chunk],
+            [PooledChunk(PoolingParams(task="classify"), 0, start, tokens, ends, carried)],
         )
     last = max((i for i, token in enumerate(token_ids) if token != 9), default=0)
     assert result is not None
@@ -128,8 +129,8 @@ def test_joined_pooling() -> None:
     head = EmbeddingHead(None, 2 * WIDTH, normalize=False, dimensions=None)
     pooler, hidden, carried = SequencePooler(("MEAN", "MAX"), head), torch.randn(5, WIDTH), dict[int, Tensor]()
     for start, stop in ((0, 3), (3, 5)):
-        span = Span(PoolingParams(task="embed"), 0, start, [1] * (stop - start), stop == 5, carried)
-        (result,) = pooler.pool(hidden[start:stop], [span])
+        one = PooledChunk(PoolingParams(task="embed"), 0, start, [1] * (stop - start), stop == 5, carried)
+        (result,) = pooler.pool(hidden[start:stop], [one])
     assert result is not None
     torch.testing.assert_close(result, torch.cat([hidden.mean(dim=0), hidden.amax(dim=0)]))
 

@@ -112,19 +112,19 @@ class _Binder:
         group = (options[0].modality, *(option.place for option in options))
         cursor = self._cursors.get(group, 0)
         for option in options:
-            span = self._find(option, cursor)
-            if span is not None and span[1] >= cursor:
+            found = self._find(option, cursor)
+            if found is not None and found[1] >= cursor:
                 break
         else:
             raise missing_error(self._prompt, options, self.edits, self._counts)
-        start, end = span
+        start, end = found
         self._cursors[group] = end
         if start < end:
             self.used.add(start)
         self.edits.append(Edit(start, end, option))
 
     def _find(self, option: ResolvedUpdate, cursor: int) -> tuple[int, int] | None:
-        """The span of the prompt that the option would replace; empty where it inserts; None if it has no place."""
+        """Return `[start, end)` of what the option would replace; empty where it inserts; None if it has no place."""
         chars = option.target.chars
         match option.target.kind:
             case "start":

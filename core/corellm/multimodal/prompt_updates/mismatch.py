@@ -23,7 +23,7 @@ class Edit:
 
     @property
     def matched(self) -> tuple[int, int]:
-        """The span of the prompt that is the target: what is replaced, or what an insertion follows."""
+        """Where the target is in the prompt: what is replaced, or what an insertion follows."""
         return (self.end - len(self.update.target.chars), self.end)
 
 
@@ -127,7 +127,7 @@ def _surplus_error(
 
 
 def _scan(prompt: str, skipped: Iterable[tuple[int, int]], wanted: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """`(position, token)` of the wanted tokens outside the skipped spans, in order."""
+    """`(position, token)` of the wanted tokens outside of what is skipped, in order."""
     pattern = re.compile("|".join(re.escape(chr(token)) for token in wanted) or r"(?!)")
     position = 0
     for start, end in sorted([*skipped, (len(prompt), len(prompt))]):

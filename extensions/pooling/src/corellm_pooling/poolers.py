@@ -1,7 +1,7 @@
 """Hidden states of a step's chunks to results of requests, whatever way a prompt was cut into chunks.
 
-A step has a `Span` for each chunk. What a pooler needs of earlier chunks it keeps in the request's `carried`, by the
-position of the chunk's first token: computing a chunk again replaces its entry.
+A step has a `PooledChunk` for each chunk. What a pooler needs of earlier chunks it keeps in the request's `carried`, by
+the position of the chunk's first token: computing a chunk again replaces its entry.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from corellm_pooling.heads import Head
 
 
 @dataclass(frozen=True)
-class Span:
+class PooledChunk:
     """A chunk of a request's prompt, and its rows in the step's hidden states."""
 
     params: PoolingParams
@@ -49,8 +49,8 @@ class Pooler(Protocol):
         """Refuse parameters that the model cannot fulfil."""
         ...
 
-    def pool(self, hidden: Tensor, spans: Sequence[Span]) -> list[Tensor | None]:
-        """Return the result of every span that ends its prompt, None for the others; `hidden` is the step's."""
+    def pool(self, hidden: Tensor, chunks: Sequence[PooledChunk]) -> list[Tensor | None]:
+        """Return the result of every chunk that ends its prompt, None for the others; `hidden` is the step's."""
         ...
 
 
@@ -99,34 +99,34 @@ class SequencePooler:
         """Refuse parameters that the head cannot fulfil."""
         self._head.check(params)
 
-    def pool(self, hidden: Tensor, spans: Sequence[Span]) -> list[Tensor | None]:
-        """Return `[width]` for every span that ends its prompt; rows with equal parameters share one head call."""
-        results: list[Tensor | None] = [None] * len(spans)
+    def pool(self, hidden: Tensor, chunks: Sequence[PooledChunk]) -> list[Tensor | None]:
+        """Return `[width]` for every chunk that ends its prompt; rows with equal parameters share one head call."""
+        results: list[Tensor | None] = [None] * len(chunks)
         by_params: dict[PoolingParams, list[int]] = {}
-        for index, span in enumerate(spans):
-            rows = hidden[span.first : span.first + self._length(span)]
+        for index, chunk in enumerate(chunks):
+            rows = hidden[chunk.first : chunk.first + self._length(chunk)]
             if len(rows):
-                span.carried[span.start] = torch.cat([_PARTS[kind](rows, span.start) for kind in self._types])
-            if span.ends:
-                by_params.setdefault(span.params, []).append(index)
+                chunk.carried[chunk.start] = torch.cat([_PARTS[kind](rows, chunk.start) for kind in self._types])
+            if chunk.ends:
+                by_params.setdefault(chunk.params, []).append(index)
         for params, indices in by_params.items():
-            rows = self._head(torch.stack([self._pooled(spans[index]) for index in indices]), params)
+            rows = self._head(torch.stack([self._pooled(chunks[index]) for index in indices]), params)
             for index, row in zip(indices, rows, strict=True):
                 results[index] = row
         return results
 
-    def _length(self, span: Span) -> int:
+    def _length(self, chunk: PooledChunk) -> int:
         """Return the number of a chunk's tokens without padding at its end; the prompt's first always counts."""
-        tokens = len(span.token_ids)
-        while tokens and span.token_ids[tokens - 1] == self._padding:
+        tokens = len(chunk.token_ids)
+        while tokens and chunk.token_ids[tokens - 1] == self._padding:
             tokens -= 1
-        return max(tokens, int(span.start == 0))
+        return max(tokens, int(chunk.start == 0))
 
-    def _pooled(self, span: Span) -> Tensor:
+    def _pooled(self, chunk: PooledChunk) -> Tensor:
         """Return the pooled hidden states `[pooling_types * hidden_size]` of a prompt whose last chunk this is."""
-        length, count = span.start + len(span.token_ids), len(self._types)
-        chunks = [part.chunk(count) for part in span.carried.values()]
-        return torch.cat([_WHOLES[kind]([parts[i] for parts in chunks], length) for i, kind in enumerate(self._types)])
+        length, count = chunk.start + len(chunk.token_ids), len(self._types)
+        split = [part.chunk(count) for part in chunk.carried.values()]
+        return torch.cat([_WHOLES[kind]([parts[i] for parts in split], length) for i, kind in enumerate(self._types)])
 
 
 class TokenPooler:
@@ -151,16 +151,16 @@ class TokenPooler:
         """Refuse parameters that the head cannot fulfil."""
         self._head.check(params)
 
-    def pool(self, hidden: Tensor, spans: Sequence[Span]) -> list[Tensor | None]:
-        """Return `[tokens, width]` for every span that ends its prompt."""
-        for span in spans:
-            rows = hidden[span.first : span.stop]
+    def pool(self, hidden: Tensor, chunks: Sequence[PooledChunk]) -> list[Tensor | None]:
+        """Return `[tokens, width]` for every chunk that ends its prompt."""
+        for chunk in chunks:
+            rows = hidden[chunk.first : chunk.stop]
             if self._step_tag_id is not None:
-                rows = rows[[i for i, token in enumerate(span.token_ids) if token == self._step_tag_id]]
-            if skipped := self._skipped.get(span.params.side or ""):
-                rows = rows[[i for i, token in enumerate(span.token_ids) if token not in skipped]]
-            span.carried[span.start] = self._head(rows, span.params)
-        return [torch.cat(list(span.carried.values())) if span.ends else None for span in spans]
+                rows = rows[[i for i, token in enumerate(chunk.token_ids) if token == self._step_tag_id]]
+            if skipped := self._skipped.get(chunk.params.side or ""):
+                rows = rows[[i for i, token in enumerate(chunk.token_ids) if token not in skipped]]
+            chunk.carried[chunk.start] = self._head(rows, chunk.params)
+        return [torch.cat(list(chunk.carried.values())) if chunk.ends else None for chunk in chunks]
 
 
 class DispatchPooler:
@@ -186,14 +186,14 @@ class DispatchPooler:
         """Whether the request's whole prompt must be computed: no prefix may come from the cache."""
         return self._poolers[params.task].needs_every_row(token_ids)
 
-    def pool(self, hidden: Tensor, spans: Sequence[Span]) -> list[Tensor | None]:
-        """Return the result of every span that ends its prompt, None for the others."""
-        results: list[Tensor | None] = [None] * len(spans)
+    def pool(self, hidden: Tensor, chunks: Sequence[PooledChunk]) -> list[Tensor | None]:
+        """Return the result of every chunk that ends its prompt, None for the others."""
+        results: list[Tensor | None] = [None] * len(chunks)
         by_task: dict[str, list[int]] = {}
-        for index, span in enumerate(spans):
-            by_task.setdefault(span.params.task, []).append(index)
+        for index, chunk in enumerate(chunks):
+            by_task.setdefault(chunk.params.task, []).append(index)
         for task, indices in by_task.items():
-            pooled = self._poolers[task].pool(hidden, [spans[index] for index in indices])
+            pooled = self._poolers[task].pool(hidden, [chunks[index] for index in indices])
             for index, result in zip(indices, pooled, strict=True):
                 results[index] = result
         return results

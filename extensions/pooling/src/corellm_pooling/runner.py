@@ -19,7 +19,7 @@ from corellm.system.transfers import upload_all
 from corellm.worker.model_runner import ModelRunner
 from corellm.worker.sequence_state import SequenceState
 from corellm.worker.step_in_flight import StepInFlight
-from corellm_pooling.poolers import DispatchPooler, Span
+from corellm_pooling.poolers import DispatchPooler, PooledChunk
 
 
 @dataclass
@@ -64,12 +64,12 @@ class PoolingRunner(ModelRunner):
     def run(self, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], step: StepInFlight) -> None:
         """Run one forward pass, and pool every chunk."""
         hidden, firsts = self.hidden_states(chunks, states)
-        spans = {
-            chunk.request_id: Span(params, first, chunk.start, chunk.token_ids, chunk.samples, state.carried)
+        pooled = {
+            chunk.request_id: PooledChunk(params, first, chunk.start, chunk.token_ids, chunk.samples, state.carried)
             for chunk, state, first in zip(chunks, states, firsts, strict=True)
             if isinstance(state, PooledState) and (params := state.sequence.prompt_task) is not None  # no dummy
         }
-        for request_id, result in zip(spans, self.pooler.pool(hidden, list(spans.values())), strict=True):
+        for request_id, result in zip(pooled, self.pooler.pool(hidden, list(pooled.values())), strict=True):
             if result is None:
                 continue
             data = result.float().cpu().numpy()

@@ -39,7 +39,7 @@ class StateLayout:
 
 
 @dataclass(frozen=True)
-class _Span:
+class _Prefill:
     """A chunk in the flat batch that runs alone."""
 
     first: int
@@ -61,7 +61,7 @@ class _Step:
     read: Tensor
     """`[num_decodes]`: rows."""
     write: Tensor
-    spans: list[_Span]
+    prefills: list[_Prefill]
 
 
 class RecurrentStates(StepPart):
@@ -136,20 +136,20 @@ class RecurrentStates(StepPart):
     def _plan(self, chunks: Sequence[SequenceChunk]) -> _Step:
         reads: list[int] = []
         writes: list[int] = []
-        spans: list[_Span] = []
+        prefills: list[_Prefill] = []
         first = 0
         for chunk in chunks:
             self._bring_back(chunk)
             read = self.rows.read(chunk.request_id, chunk.start)
             write = self.rows.write(chunk.request_id, chunk.start + chunk.num_tokens)
-            if chunk.num_tokens == 1 and read is not None and not spans:
+            if chunk.num_tokens == 1 and read is not None and not prefills:
                 reads.append(read)
                 writes.append(write)
             else:
                 own = None if read is None else self._indices([read])
-                spans.append(_Span(first, first + chunk.num_tokens, own, self._indices([write])))
+                prefills.append(_Prefill(first, first + chunk.num_tokens, own, self._indices([write])))
             first += chunk.num_tokens
-        return _Step(first, len(reads), self._indices(reads), self._indices(writes), spans)
+        return _Step(first, len(reads), self._indices(reads), self._indices(writes), prefills)
 
     def _bring_back(self, chunk: SequenceChunk) -> None:
         if chunk.request_id not in self._parked:
@@ -175,9 +175,9 @@ class RecurrentStates(StepPart):
             tokens = hidden[0, : step.num_decodes, None]
             output = _run(mixer, pools, tokens, step.read, step.write, shared)
             parts.append(output.transpose(0, 1))
-        for span in step.spans:
-            tokens = hidden[:, span.first : span.last]
-            parts.append(_run(mixer, pools, tokens, span.read, span.write, shared))
+        for prefill in step.prefills:
+            tokens = hidden[:, prefill.first : prefill.last]
+            parts.append(_run(mixer, pools, tokens, prefill.read, prefill.write, shared))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
