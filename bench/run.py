@@ -9,8 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = (
-    "sizes", "hot_path", "startup", "engine_overhead", "attention", "sampling", "media", "processing", "images",
-    "throughput", "server", "embedding", "precision",
+    "sizes", "hot_path", "journey", "startup", "engine_overhead", "attention", "sampling", "media", "processing",
+    "images", "throughput", "server", "embedding", "precision",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""How much there is to read: lines by room and plugin, functions, hooks, and three families beside the same in vLLM.
+"""How much there is to read: lines by room, plugin and extension, classes, what features take, families beside vLLM.
 
 Rooms and plugins are those that the folders have. What is counted stands below the tables.
 """
@@ -6,6 +6,7 @@ Rooms and plugins are those that the folders have. What is counted stands below 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
@@ -17,6 +18,15 @@ ROOT = Path(__file__).resolve().parents[1]
 
 VLLM_LINES = {"llava": 741, "blip2": 707, "qwen_vl": 1875}
 """`wc -l` of the family's model file in vLLM, counted once; for `qwen_vl` that of Qwen2-VL alone."""
+
+NAMES = {
+    "encoder-decoders": r"(?i)encoder[- _]?decoder|encoder_?prompt|encoder_?states|max_states|num_states|attend_states",
+    "spans": r"\b[Ss]pans?\b|_spans?\b|\bspans?_",
+    "blocks of windows": r"(?i)window_?blocks|window_layers|placed_|\bWindows\b|parts\.windows",
+    "recurrent states": r"(?i)recurrent",
+    "pooling": r"(?i)pooling|pooler",
+}
+"""Words by which a file of the core names a feature."""
 
 LEGEND = """\
 Every line counts, comments and blank ones too; here, makers of tiny checkpoints do not.
@@ -56,10 +66,15 @@ def sources(folder: Path) -> list[Path]:
 
 
 def rooms() -> dict[str, list[Path]]:
-    """The library's files by room: the core's folders and what stands beside them, the kernels, each plugin."""
+    """The library's files by room: the core's folders and what stands beside them, kernels, extensions, plugins."""
     core = ROOT / "core" / "corellm"
     found = {"core, top": sorted(core.glob("*.py"))}
-    for folder in [*core.iterdir(), *ROOT.glob("kernels/*/"), *ROOT.glob("plugins/*/src/*/")]:
+    for folder in [
+        *core.iterdir(),
+        *ROOT.glob("kernels/*/"),
+        *ROOT.glob("extensions/*/src/*/"),
+        *ROOT.glob("plugins/*/src/*/"),
+    ]:
         if files := sources(folder):
             found[str(folder.relative_to(ROOT)).replace("/src/", "/")] = files
     return dict(sorted(found.items()))
@@ -82,6 +97,16 @@ def _extent(node: ast.stmt) -> int:
     """Lines of a statement."""
     assert node.end_lineno is not None
     return node.end_lineno - node.lineno + 1
+
+
+def print_core() -> None:
+    """Lines, classes and rooms of the core, and how many of its files name each feature."""
+    texts = {file: file.read_text(encoding="utf-8") for file in sources(ROOT / "core" / "corellm")}
+    classes = sum(isinstance(node, ast.ClassDef) for text in texts.values() for node in ast.walk(ast.parse(text)))
+    rooms = len({file.parent for file in texts})
+    print(f"\nthe core: {sum(map(all_lines, texts))} lines, {classes} classes, {len(texts)} files in {rooms} rooms")
+    for feature, words in NAMES.items():
+        print(f"files of the core that name {feature}: {sum(bool(re.search(words, text)) for text in texts.values())}")
 
 
 def print_comparison() -> None:
@@ -119,6 +144,7 @@ def main() -> None:
     print(f"\nlines of a function, its docstring left out: median {typical:g}, most {most} ({where})")
     hooks = HookSet(hookspecs).names
     print(f"hooks an adapter must write: {len(hookspecs.REQUIRED_HOOKS)}; may write: {len(hooks)}")
+    print_core()
     print_comparison()
 
 
