@@ -53,7 +53,7 @@ def add(scheduler: Scheduler, count: int, tokens: int, seed: int) -> None:
 
 def free_model(batch: ScheduledBatch) -> StepResult:
     """Return a token for every chunk that samples."""
-    return StepResult(sampled={chunk.request_id: 7 for chunk in batch.chunks if chunk.samples})
+    return StepResult(sampled={chunk.request_id: [7] for chunk in batch.chunks if chunk.samples})
 
 
 def run(scheduler: Scheduler, steps: int | None) -> list[float]:

@@ -58,9 +58,9 @@ class FakeRunner:
         self.worker.forget()
 
     def _started(self, batch: ScheduledBatch, result: StepResult) -> FakeStep:
-        for name, token in result.sampled.items():
+        for name, tokens in result.sampled.items():
             if self.worker.sequences[name].sampling_params.logprobs is not None:
-                result.logprobs[name] = TokenLogprobs([token], [-0.1 * (token + 1)], [1])
+                result.logprobs[name] = [TokenLogprobs([token], [-0.1 * (token + 1)], [1]) for token in tokens]
         return FakeStep(batch, result, self.runs_ahead)
 
 

@@ -106,7 +106,7 @@ class Worker:
                 self.encoded.append(chunk.request_id)
                 self.written |= {block: (digest, index) for index, block in enumerate(table)}
             assert [self.written.get(block) for block in table] == [(digest, index) for index in range(len(table))]
-        scheduler.update(batch, StepResult(sampled={c.request_id: 7 for c in batch.chunks if c.samples}))
+        scheduler.update(batch, StepResult(sampled={c.request_id: [7] for c in batch.chunks if c.samples}))
         scheduler.blocks.check_integrity()
         scheduler.encoder_cache.check_integrity()
 

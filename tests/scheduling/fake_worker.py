@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
+from random import Random
 from typing import Any, cast
 from zlib import crc32
 
@@ -141,11 +142,21 @@ def expected_output(request: Request, max_total_tokens: int) -> list[int]:
 class FakeWorker:
     """Executes batches on fake KV; raises `AssertionError` where a real worker would compute something wrong.
 
-    With a `window` there is a layer that sees so many tokens, in which blocks have places of their own.
+    With a `window` there is a layer that sees so many tokens, in which blocks have places of their own. With `drafts`
+    it guesses up to four tokens after those that it samples, most of them right.
     """
 
-    def __init__(self, block_size: int, encoder_capacity: int, encoder_step: int, window: int | None = None) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        encoder_capacity: int,
+        encoder_step: int,
+        window: int | None = None,
+        drafts: Random | None = None,
+    ) -> None:
         self.window = window
+        self._drafts = drafts
+        self.num_right_drafts = 0
         self._places: dict[int, int] = {}
         self._placed: dict[int, int] = {}  # slot of a place -> KV
         self._placed_on_host: dict[int, list[int | None]] = {}
@@ -205,7 +216,7 @@ class FakeWorker:
         for chunk in batch.chunks:
             assert list(chunk.token_ids) == [UNKNOWN]
             if chunk.request_id in before.sampled:
-                self._compute(chunk, result, [before.sampled[chunk.request_id]])
+                self._compute(chunk, result, before.sampled[chunk.request_id])
             else:
                 self._kv[self._slot(chunk, chunk.start)] = GARBAGE
         return result
@@ -260,8 +271,9 @@ class FakeWorker:
 
     def _compute(self, chunk: SequenceChunk, result: StepResult, sampled: Sequence[int] = ()) -> None:
         sequence = self.sequences[chunk.request_id]
-        tokens = [*sequence.prompt_token_ids, *sequence.output_token_ids, *sampled]
-        stop = chunk.start + chunk.num_tokens
+        drafts = list(chunk.token_ids)[chunk.num_tokens - chunk.num_drafts :]
+        tokens = [*sequence.prompt_token_ids, *sequence.output_token_ids, *sampled, *drafts]
+        num_known, stop = len(tokens) - len(drafts), chunk.start + chunk.num_tokens
         assert chunk.num_tokens > 0
         if not sampled:
             assert list(chunk.token_ids) == tokens[chunk.start : stop], "the chunk has other tokens than the sequence"
@@ -277,14 +289,32 @@ class FakeWorker:
                 ahead = [(tokens[i], embedding_at(sequence.features, i)) for i in range(*span)]
             embedding = taken.get(position - chunk.start)
             self._kv[self._slot(chunk, position)] = next_kv(before, tokens[position], embedding, ahead)
-        history = self._history(sequence, tokens)
+        history = self._history(sequence, tokens[:num_known])
+        for position in range(num_known, stop):
+            history = [*history, next_kv(history[-1], tokens[position], None)]
         for position in range(stop):
             found = self._kv.get(self._slot(chunk, position))
             assert found == history[position], f"{chunk.request_id} reads another request's KV at position {position}"
         if self.window is not None:
             self._check_window(chunk, history, sequence.part or ())
         if chunk.samples:
-            result.sampled[chunk.request_id] = token_after(self._kv[self._slot(chunk, stop - 1)])
+            sampled = [token_after(kv) for kv in history[num_known - 1 : stop]]
+            num_right = next((i for i, draft in enumerate(drafts) if draft != sampled[i]), len(drafts))
+            self.num_right_drafts += num_right
+            result.sampled[chunk.request_id] = sampled[: num_right + 1]
+            if self._drafts is not None:
+                kv = history[num_known - 1 + num_right]
+                result.drafts[chunk.request_id] = self._guesses(kv, sampled[num_right])
+
+    def _guesses(self, kv: int, token: int) -> list[int]:
+        """Guess what comes after a token that comes after a KV."""
+        assert self._drafts is not None
+        guesses: list[int] = []
+        for _ in range(self._drafts.randint(0, 4)):
+            kv = next_kv(kv, token, None)
+            token = token_after(kv) if self._drafts.random() < 0.8 else self._drafts.randrange(VOCABULARY)
+            guesses.append(token)
+        return guesses
 
     def _check_window(self, chunk: SequenceChunk, history: Sequence[int], spans: Sequence[tuple[int, int]]) -> None:
         """Write a chunk's KV into places, then look for that of each of its tokens' windows."""

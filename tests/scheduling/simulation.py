@@ -40,6 +40,8 @@ class Setup:
     prefix_caching: bool = True
     window: int | None = None
     """Of a layer in which blocks have places of their own."""
+    drafts: bool = False
+    """Whether the worker guesses tokens."""
 
 
 @dataclass
@@ -72,7 +74,13 @@ class Simulation:
             max_num_batched_tokens=setup.max_num_batched_tokens,
             clock=lambda: self.now,
         )
-        self.worker = FakeWorker(setup.block_size, setup.encoder_capacity, self.encoder_cache.step_embeds, setup.window)
+        self.worker = FakeWorker(
+            setup.block_size,
+            setup.encoder_capacity,
+            self.encoder_cache.step_embeds,
+            setup.window,
+            Random(0) if setup.drafts else None,
+        )
         self.requests: list[Request] = []
         self.num_ahead = 0
         self._ahead: tuple[ScheduledBatch, StepResult] | None = None
@@ -204,6 +212,7 @@ def random_setup(rng: Random, **fixed: Any) -> Setup:
         "preemption": rng.choice(["recompute", "swap"]),
         "prefix_caching": rng.random() < 0.7,
         "window": rng.choice([None, None, 1, 3, 9]),
+        "drafts": rng.random() < 0.3,
     }
     return Setup(**{**drawn, **fixed})
 

@@ -40,6 +40,17 @@ def test_random_load_with_steps_ahead(block_of_seeds: int) -> None:
     assert num_ahead > 500
 
 
+def test_drafts_save_steps_and_change_no_token() -> None:
+    """Right ones give several tokens in a step; wrong ones leave nothing behind, whatever the load is."""
+    steps = {}
+    for drafts in (False, True):
+        simulation = Simulation(Setup(drafts=drafts, window=3))
+        simulation.add(*(make_request(f"r{i}", [1, 2, i], max_tokens=40, ignore_eos=True) for i in range(4)))
+        steps[drafts] = len(simulation.run())  # which compares the tokens
+    assert steps[True] < 0.6 * steps[False]
+    assert simulation.worker.num_right_drafts > 40
+
+
 @pytest.mark.parametrize("window", [1, 2, 5, 12])
 def test_random_load_on_few_places_of_windows(window: int) -> None:
     """Layers with a window have a fraction of the blocks: as many as windows and a step need, and never too few."""

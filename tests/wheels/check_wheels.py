@@ -194,7 +194,7 @@ def check_server(work: Path, wheels: Wheels) -> None:
     (environment.root / "requests.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
     files = ("-i", "requests.jsonl", "-o", "results.jsonl")
     print("corellm batch:", environment.corellm("batch", *files, "--model", "demo").strip(), flush=True)
-    expect('"status_code": 200', (environment.root / "results.jsonl").read_text(encoding="utf-8"))
+    expect('"status_code":200', (environment.root / "results.jsonl").read_text(encoding="utf-8"))
     expect("--max-num-seqs", environment.corellm("serve", "--help"))
 
 

@@ -281,7 +281,7 @@ class LLMEngine(NotPicklable):
         changed = self.scheduler.update(step.batch, result)
         stopped = self.output_processor.process(changed, step.batch, result)
         self.scheduler.finish_requests(stopped, RequestStatus.FINISHED_STOPPED)
-        self.num_generated_tokens += sum(request.request_id in result.sampled for request in changed)
+        self.num_generated_tokens += sum(len(result.sampled.get(request.request_id, ())) for request in changed)
         if not self.scheduler.has_unfinished_requests():
             self._drain()
         return self.output_processor.take_outputs()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 from corellm.errors import CorellmError, RequestFailedError
@@ -113,10 +114,12 @@ class OutputProcessor:
             completion = self._completions.get(request.request_id)
             if completion is None:
                 continue
-            token = result.sampled.get(request.request_id)
+            tokens = result.sampled.get(request.request_id, ())
             try:
-                if token is not None:
-                    self._take_token(completion, token, result.logprobs.get(request.request_id), now)
+                for token, logprobs in zip_longest(tokens, result.logprobs.get(request.request_id, ())[: len(tokens)]):
+                    self._take_token(completion, token, logprobs, now)
+                    if completion.output.stop_reason is not None:
+                        break
                 if request.status.is_finished:
                     self._finish(completion, now)
                 elif completion.output.stop_reason is not None:  # a stop string
@@ -154,7 +157,8 @@ class OutputProcessor:
         if logprobs is not None and output.logprobs is not None:
             output.logprobs.append(self._logprobs_decoder.decode_position(logprobs, completion.detokenizer))
             output.cumulative_logprob = (output.cumulative_logprob or 0.0) + logprobs.logprobs[0]
-        ended_by_token = request.status is RequestStatus.FINISHED_STOPPED
+        is_last = len(output.token_ids) == len(request.output_token_ids)
+        ended_by_token = is_last and request.status is RequestStatus.FINISHED_STOPPED
         if completion.detokenizer is None or (ended_by_token and not params.include_stop_str_in_output):
             return
         output.text += _text_of(token, len(output.token_ids), params, completion.detokenizer, completion.stop)

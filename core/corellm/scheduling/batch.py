@@ -87,6 +87,8 @@ class SequenceChunk:
     """What it takes of items, in the order of their placeholders."""
     notes: Sequence[Any] = ()
     """What users of blocks tell the worker's parts."""
+    num_drafts: int = 0
+    """How many of the last tokens are drafts: the worker keeps those that are what it samples, and all before them."""
 
 
 @dataclass(slots=True)
@@ -131,10 +133,12 @@ class TokenLogprobs:
 class StepResult:
     """Sampled tokens, log-probabilities and failures of one step."""
 
-    sampled: dict[str, int] = field(default_factory=dict)
-    """Request id to the next token, for every chunk with `samples`."""
-    logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
-    """For the sampled token, where the request asked for it."""
+    sampled: dict[str, list[int]] = field(default_factory=dict)
+    """Request id to the next tokens, for every chunk with `samples`: the drafts that were right, and one more."""
+    logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    """For each sampled token, where the request asked for them."""
+    drafts: dict[str, list[int]] = field(default_factory=dict)
+    """Request id to guesses of the tokens after its sampled ones; the next step checks as many as it has room for."""
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     """For the prompt tokens `start + 1 ... start + num_tokens` of this step's chunk, as far as the prompt goes."""
     made: dict[str, Any] = field(default_factory=dict)

@@ -78,6 +78,8 @@ class Request:
 
     status: RequestStatus = field(default=RequestStatus.WAITING, init=False)
     output_token_ids: list[int] = field(default_factory=list, init=False)
+    draft_token_ids: list[int] = field(default_factory=list, init=False)
+    """Guesses of the tokens after these."""
     num_prompt_tokens: int = field(init=False)
     num_tokens: int = field(init=False)
     """Prompt and output tokens together; kept as a number because every step reads it."""
@@ -147,6 +149,7 @@ class Request:
     def restart(self, num_outputs: int) -> None:
         """Wait again, with nothing computed and only the first `num_outputs` output tokens."""
         del self.output_token_ids[num_outputs:]
+        self.draft_token_ids = []
         self.num_tokens = self.num_prompt_tokens + num_outputs
         self.block_hashes.clear()
         self.forget_computed()
@@ -157,17 +160,14 @@ class Request:
         self.num_computed_tokens = 0
         self.part.restart()
 
-    def append_token(self, token_id: int) -> None:
-        """Append a sampled token."""
-        self.output_token_ids.append(token_id)
-        self.num_tokens += 1
-
-    def check_stop(self) -> bool:
-        """Whether the token appended last ends the completion; if so the status and `stop_reason` say why.
+    def append_token(self, token_id: int) -> bool:
+        """Append a sampled token; returns whether it ends the completion, then the status and `stop_reason` say why.
 
         A stop token counts only once `min_tokens` tokens were generated, itself included; length limits always count.
         """
-        token_id, num_outputs = self.output_token_ids[-1], len(self.output_token_ids)
+        self.output_token_ids.append(token_id)
+        self.num_tokens += 1
+        num_outputs = len(self.output_token_ids)
         if token_id in self.stop_token_ids and num_outputs >= self.sampling_params.min_tokens:
             self.status = RequestStatus.FINISHED_STOPPED
             is_eos = token_id in self.eos_token_ids and not self.sampling_params.ignore_eos

@@ -251,9 +251,17 @@ class Scheduler:
             if not request.is_decoding:
                 prefilling.append(request)
             elif self._make_room(request, step):
-                self.blocks.reach(request, request.num_computed_tokens, request.num_tokens)
-                step.add_decode(request, self.blocks.block_table(request.request_id), self.blocks.notes(request))
+                drafts = self._drafts_with_room(request, step) if request.draft_token_ids else ()
+                self.blocks.reach(request, request.num_computed_tokens, request.num_tokens + len(drafts))
+                block_table, notes = self.blocks.block_table(request.request_id), self.blocks.notes(request)
+                step.add_decode(request, block_table, notes, drafts)
         return prefilling
+
+    def _drafts_with_room(self, request: Request, step: StepPlan) -> list[int]:
+        """Return the drafts that the budget, the completion's length and free blocks allow; they preempt nobody."""
+        most = min(step.token_budget, request.max_output_tokens - len(request.output_token_ids)) - 1
+        drafts = request.draft_token_ids[:most]
+        return drafts if self.blocks.allocate(request, 1 + len(drafts)) else []
 
     def _make_room(self, request: Request, step: StepPlan) -> bool:
         """Find a slot for one more token, preempting the last in rank, at worst the request itself."""
@@ -443,20 +451,33 @@ class Scheduler:
 
     def _advance(self, request: Request, chunk: SequenceChunk, result: StepResult) -> bool:
         """Take in a computed chunk; returns whether the request got a token, or is done with its prompt."""
-        request.num_computed_tokens = chunk.start + chunk.num_tokens
+        request.num_computed_tokens, has_ended = chunk.start + chunk.num_tokens, False
+        if request.prompt_task is not None:
+            has_ended = chunk.samples
+            request.status = RequestStatus.FINISHED_STOPPED if has_ended else request.status
+        elif chunk.samples:
+            has_ended = self._append(request, result)
         self.blocks.mark_computed(request)
         if request.features:
             self._encoders.release_computed(request)
-        if not chunk.samples:
-            return False
-        if request.prompt_task is not None:
-            request.status = RequestStatus.FINISHED_STOPPED
-        else:
-            request.append_token(result.sampled[request.request_id])
-            if not request.check_stop():
-                return True
-        self._release(request, RequestStatus.RUNNING)
-        return True
+        if has_ended:
+            self._release(request, RequestStatus.RUNNING)
+        return chunk.samples
+
+    def _append(self, request: Request, result: StepResult) -> bool:
+        """Append the sampled tokens up to the one that ends the completion, and drop those after it.
+
+        What was computed of drafts that were wrong is given up: the next tokens are written over it.
+
+        Returns:
+            Whether the completion ended.
+        """
+        sampled, before = result.sampled[request.request_id], len(request.output_token_ids)
+        has_ended = any(map(request.append_token, sampled))
+        del sampled[len(request.output_token_ids) - before :]
+        request.num_computed_tokens = request.num_tokens - 1
+        request.draft_token_ids = [] if self._steps else result.drafts.get(request.request_id, [])
+        return has_ended
 
     def _finish(self, request: Request, status: RequestStatus) -> None:
         before, request.status = request.status, status

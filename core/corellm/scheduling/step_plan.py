@@ -42,12 +42,14 @@ class StepPlan(ScheduledBatch):
         )  # fmt: skip
         self.new.append(sequence)
 
-    def add_decode(self, request: Request, block_table: list[int], notes: Sequence[Any]) -> None:
-        """Schedule the last generated token, to sample the next."""
-        start, tokens = request.num_computed_tokens, request.output_token_ids[-1:]
-        chunk = SequenceChunk(request.request_id, start, 1, tokens, block_table, True, (), notes)
-        self.decodes.append((chunk, request))
-        self.token_budget -= 1
+    def add_decode(
+        self, request: Request, block_table: list[int], notes: Sequence[Any], drafts: Sequence[int] = ()
+    ) -> None:
+        """Schedule the last generated token, to sample the next, and drafts of those after it."""
+        start, tokens = request.num_computed_tokens, [request.output_token_ids[-1], *drafts]
+        chunk = SequenceChunk(request.request_id, start, len(tokens), tokens, block_table, True, (), notes, len(drafts))
+        (self.prefills if drafts else self.decodes).append((chunk, request))
+        self.token_budget -= len(tokens)
 
     def add_decode_ahead(self, request: Request, block_table: list[int]) -> None:
         """Schedule the token that the step in flight samples: the worker will have it, the host does not know it."""

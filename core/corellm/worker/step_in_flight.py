@@ -42,10 +42,10 @@ class StepInFlight:
                 if row in output.failed:
                     result.failed[chunk.request_id] = output.failed[row]
                     continue
-                result.sampled[chunk.request_id] = output.token_ids[row]
+                result.sampled[chunk.request_id] = [output.token_ids[row]]
                 logprobs = output.logprobs[row]
                 if logprobs is not None:
-                    result.logprobs[chunk.request_id] = logprobs
+                    result.logprobs[chunk.request_id] = [logprobs]
         for request_id in result.failed:
             self._states.pop(request_id, None)
         return result
