@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from types import FrameType
@@ -38,7 +38,8 @@ RECOMPUTE = Setup(
     chunked=False,
 )  # fmt: skip
 ROOMY = Setup(max_num_seqs=5)
-CASES = [(SWAP, False), (RECOMPUTE, False), (ROOMY, True)]
+DRAFTS = replace(RECOMPUTE, drafts=True)
+CASES = [(SWAP, False), (RECOMPUTE, False), (ROOMY, True), (DRAFTS, False)]
 ROOMS = tuple(str(Path(corellm.__file__).parent / room) for room in ("engine", "frontend", "scheduling"))
 DRIVERS = ("_complete", "_drive", "_abort_unfinished", "stream_text", "print_text")
 
@@ -57,7 +58,7 @@ def load() -> tuple[list[ProcessedPrompt], list[SamplingParams]]:
     wanted = [
         params(ignore_eos=True, max_tokens=14),
         params(n=2, logprobs=0, ignore_eos=True),
-        params(stop=["no such text", *"bdfhjlnprtvxz"], min_tokens=3, ignore_eos=True, max_tokens=12),
+        params(stop=["no such text", *"bdfhjlnprtvxz"], min_tokens=3, ignore_eos=True, max_tokens=12, logprobs=0),
         params(ignore_eos=True, max_tokens=14, stop_token_ids=list(range(1, 40, 4))),
         params(),
         params(max_tokens=4, detokenize=False),
@@ -136,7 +137,7 @@ def tokenizer() -> Any:
     return make_tokenizer()
 
 
-@pytest.fixture(params=CASES, ids=["swap", "recompute", "ahead"])
+@pytest.fixture(params=CASES, ids=["swap", "recompute", "ahead", "drafts"])
 def llm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tokenizer: Any) -> Iterator[LLM]:
     setup, runs_ahead = request.param
     with fake_llm(monkeypatch, setup, tokenizer, runs_ahead=runs_ahead) as made:
@@ -149,6 +150,16 @@ def test_the_load_is_worth_interrupting(llm: LLM) -> None:
     assert ends == {"length", "stop", "ignored"}
     runner: Any = llm.engine.runner
     assert llm.engine.scheduler.get_stats().num_preemptions > 0 or runner.num_ahead > 5
+
+
+def test_drafts_change_no_output(monkeypatch: pytest.MonkeyPatch, tokenizer: Any) -> None:
+    """Texts, stop strings, log-probabilities and counts of steps with several tokens are those of one at a time."""
+    found = []
+    for drafts in (False, True):
+        with fake_llm(monkeypatch, replace(ROOMY, drafts=drafts), tokenizer) as llm:
+            found.append((outputs(llm), llm.engine.num_generated_tokens))
+            assert (llm.engine.runner.worker.num_right_drafts > 10) == drafts  # type: ignore[attr-defined]
+    assert found[0] == found[1]
 
 
 def test_generate_interrupted_at_every_line(llm: LLM) -> None:

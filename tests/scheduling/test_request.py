@@ -36,7 +36,9 @@ from tests.scheduling.fake_worker import EOS, make_feature, make_request
         ({"max_tokens": 9, "min_tokens": 8}, [EOS, EOS, EOS, EOS], "FINISHED_LENGTH", None),
     ],
 )
-def test_what_ends_a_completion(sampling: dict[str, Any], tokens: list[int], status: str | None, stop_reason: int | None) -> None:
+def test_what_ends_a_completion(
+    sampling: dict[str, Any], tokens: list[int], status: str | None, stop_reason: int | None
+) -> None:
     """Each stop condition ends a completion exactly at its token, and `min_tokens` holds back stop tokens only."""
     request = make_request("r", [1, 2, 3, 4], **sampling)
     request.limit_total_tokens(8)

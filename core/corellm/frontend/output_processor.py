@@ -103,7 +103,7 @@ class OutputProcessor:
 
         Args:
             changed: requests that got a token or finished.
-            batch, result: of the step.
+            batch, result: of the step; sampled tokens after a stop string are dropped from the result.
 
         Returns:
             The engine requests that ended here: by a stop string, or because their text could not be made.
@@ -114,11 +114,13 @@ class OutputProcessor:
             completion = self._completions.get(request.request_id)
             if completion is None:
                 continue
-            tokens = result.sampled.get(request.request_id, ())
+            tokens = result.sampled.get(request.request_id, [])
             try:
-                for token, logprobs in zip_longest(tokens, result.logprobs.get(request.request_id, ())[: len(tokens)]):
-                    self._take_token(completion, token, logprobs, now)
+                logprobs = result.logprobs.get(request.request_id, [])[: len(tokens)]
+                for count, (token, its_logprobs) in enumerate(zip_longest(tokens, logprobs), start=1):
+                    self._take_token(completion, token, its_logprobs, now)
                     if completion.output.stop_reason is not None:
+                        del tokens[count:]
                         break
                 if request.status.is_finished:
                     self._finish(completion, now)
