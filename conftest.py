@@ -1,5 +1,5 @@
-"""For every test of the core, the kernels and the plugins: idle threads sleep, nothing is downloaded, transformers is
-quiet, and without a GPU Triton's kernels are interpreted.
+"""For every test, of the core, the kernels, extensions and plugins: idle threads sleep, nothing is downloaded,
+transformers is quiet, and without a GPU Triton's kernels are interpreted.
 """
 
 from __future__ import annotations

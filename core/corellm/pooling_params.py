@@ -97,7 +97,7 @@ class PoolerConfig:
     use_activation: bool | None = None
     """Normalise embeddings and give classes as probabilities, where a request does not say."""
     activation: str = "auto"
-    """Of classes: `sigmoid`, `softmax`, `none`; `auto` follows the checkpoint's problem type and number of labels."""
+    """Activation of classes: `sigmoid`, `softmax`, `none`; `auto` follows the checkpoint's problem type and labels."""
     logit_bias: float = 0.0
     """Subtracted from the logits of classes."""
     logit_scale: float = 1.0

@@ -7,6 +7,7 @@
     errors                  the tree of errors
     metrics                 a table of the server's metrics
     rules                   the contract's rules
+    moved                   a table of packages that left the core
     imports                 the modules and names of `corellm_vllm`
     same, different         usages of vLLM's interface that work unchanged, or differently
     renamed                 a table of arguments that corellm names otherwise
@@ -45,6 +46,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "errors": tables.error_tree,
     "metrics": tables.metrics,
     "rules": tables.rules,
+    "moved": tables.moved,
     "imports": usages.imports,
     "same": usages.same,
     "different": usages.different,

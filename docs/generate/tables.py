@@ -156,6 +156,17 @@ def error_tree() -> str:
     return "```text\n" + "\n".join(drawn) + "\n```"
 
 
+def moved() -> str:
+    """Return a table of the packages that left the core."""
+    from corellm.moved import MOVED
+
+    rows = ["| old name | new name | distribution |", "|---|---|---|"]
+    for old, new in MOVED.items():
+        package = new.partition(".")[0]
+        rows.append(f"| `{old}` | `{new}` | `{package.replace('_', '-')}` |")
+    return "\n".join(rows)
+
+
 def rules() -> str:
     """Return the contract's rules by part, as the docstrings of their tests state them."""
     from corellm_testing import AdapterContract

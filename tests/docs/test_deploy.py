@@ -113,10 +113,12 @@ def test_the_kubernetes_example_fits_together(tmp_path: Path) -> None:
 
 
 def test_the_image_has_every_plugin() -> None:
-    """All that the repository has, and what is copied exists."""
+    """All that the repository has, and every extension but the one for authors of plugins; what is copied exists."""
     text = (FILES / "Dockerfile").read_text(encoding="utf-8")
     plugins = {f"./plugins/{path.parent.name}" for path in ROOT.glob("plugins/*/pyproject.toml")}
     assert set(re.findall(r"\./plugins/\w+", text)) == plugins
+    extensions = {f"./extensions/{path.parent.name}" for path in ROOT.glob("extensions/*/pyproject.toml")}
+    assert set(re.findall(r"\./extensions/\w+", text)) == extensions - {"./extensions/testing"}
     commands = [line.split(" ", 1) for line in text.splitlines() if re.match(r"(ENTRYPOINT|CMD) \[", line)]
     assert {name: json.loads(words) for name, words in commands} == {
         "ENTRYPOINT": ["corellm", "serve"], "CMD": ["demo", "--host", "0.0.0.0"],

@@ -45,7 +45,7 @@ from tests.docs.reader import reading
 from tests.docs.stand_ins import write_media, write_published
 
 ROOT = Path(__file__).resolve().parents[2]
-WRITTEN = ("README.md", "CONTRIBUTING.md", "plugins/*/README.md", "extensions/vllm/README.md", "docs/**/*.md")
+WRITTEN = ("README.md", "CONTRIBUTING.md", "plugins/*/README.md", "extensions/*/README.md", "docs/**/*.md")
 PAGES = sorted(str(path.relative_to(ROOT)) for pattern in WRITTEN for path in ROOT.glob(pattern))
 
 

@@ -14,7 +14,7 @@ from corellm.hookspecs import REQUIRED_ATTRIBUTES, REQUIRED_HOOKS
 from tests.docs.blocks import find_blocks
 from tests.docs.test_pages import PAGES, ROOT
 
-_OWN = r"`((?:\.ci|bench|core|demo|docs|examples|kernels|plugins|tests)/[\w./-]+)`"
+_OWN = r"`((?:\.ci|bench|core|demo|docs|examples|extensions|kernels|plugins|tests)/[\w./-]+)`"
 
 
 def test_every_required_hook_is_in_the_sketch() -> None:

@@ -38,7 +38,7 @@ def test_the_readme_explains_every_file() -> None:
 
 def test_it_stands_alone() -> None:
     """It uses what any plugin may: the public rooms of corellm, nothing of this repository beside it."""
-    public = {"corellm", *(f"corellm.{room}" for room in ("errors", "hookspecs", "multimodal", "testing"))}
+    public = {"corellm", *(f"corellm.{room}" for room in ("errors", "hookspecs", "multimodal"))}
     for path in [*PACKAGE.glob("*.py"), *(TEMPLATE / "tests").glob("*.py")]:
         text = path.read_text(encoding="utf-8")
         for module in re.findall(r"^\s*from (corellm(?:\.\w+)*) import", text, re.MULTILINE):

@@ -48,7 +48,7 @@ class PagedAttention(PagedStep):
     outputs: Tensor | None = None
     """`[num_outputs]`: the tokens whose hidden states are used, None for all. The last layer may skip the others."""
     causal_layers: frozenset[int] = frozenset()
-    """Those in which no token sees another behind itself, also where `metadata` has spans."""
+    """Layers in which no token sees a later one, also where `metadata` has spans."""
     placed: AttentionMetadata | None = None
     """`metadata` for `placed_layers`, in which blocks have places of their own."""
     placed_layers: frozenset[int] = frozenset()

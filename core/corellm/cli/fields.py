@@ -35,7 +35,7 @@ def add_fields(parser: argparse.ArgumentParser, title: str, config: type, *, ski
 
 
 def given_fields(given: Mapping[str, Any], configs: Iterable[type]) -> dict[str, Any]:
-    """Those of the given arguments that are fields of the classes."""
+    """Return the given arguments that are fields of the classes."""
     names = [field.name for config in configs for field in fields(config)]
     return {name: given[name] for name in names if name in given}
 

@@ -67,7 +67,7 @@ class ProcessedPrompt:
     cache_salt: str | None = None
     priority: int = 0
     decoder: DecoderPrompt | None = None
-    """Of an encoder-decoder, whose encoder reads `token_ids`."""
+    """What the decoder of an encoder-decoder begins with; its encoder reads `token_ids`."""
 
     @property
     def own_token_ids(self) -> list[int]:

@@ -249,7 +249,7 @@ class SpanMasks:
     """How a model's layers see an item's tokens, by the masks of the model around the decoder."""
 
     ahead: frozenset[int] = frozenset()
-    """Those in which tokens of an item see each other."""
+    """Layers in which tokens of an item see each other."""
     cut: bool = True
     """Whether a window hides an item's first tokens from its last ones."""
 

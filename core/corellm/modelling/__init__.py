@@ -11,7 +11,9 @@ package imports no torch. The files, in reading order:
     visibility          which tokens its layers let each token see
     output_head         how it makes logits of hidden states
     configurations      a checkpoint's configuration, of a type that transformers has
-    given_hidden        a model whose inner model is skipped
+    given_hidden        a model whose inner model is skipped; `unused_layers` of vision towers
+    checkpoint_files    whether a checkpoint's files are whole
+    defaults            the core's implementations of hooks that call the model
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _JSON_FILES = (
     "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json",
 )  # fmt: skip
 _LARGE_JSON_FILES = ("tokenizer.json", "vocab.json")
-"""Those that are parsed once, by the library that needs them: only their ends are looked at."""
+"""Files that only the library that needs them parses: of these the ends alone are looked at."""
 _OTHER_FILES = ("tokenizer.model", "*.tiktoken", "merges.txt", "*.jinja")
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _POINTER = b"version https://git-lfs.github.com/spec/v1"

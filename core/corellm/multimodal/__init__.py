@@ -3,12 +3,13 @@
 The names below are for authors of adapters; importing them imports no torch. The files, in reading order:
 
     inputs              the result: an item's tensors, and the run of prompt tokens that stands for it
-    processor           how it is made, one item at a time; with `item_limits`, `uuids`, `processor_kwargs`
+    processor           how it is made, one item at a time; with `item_limits`, `uuids`, `processor_kwargs`,
+                        `hook_results`
     parsing             what a user gives, to the containers in `items`
     hashing             an item's identifier, under which `cache` keeps it processed
     fields              how a processor's tensors divide into items, and join again for an encoder; with `nested`
     prompt_updates      how each item's placeholder gets into the prompt
-    defaults            the hooks' default implementations; with `aspect_ratio` and `pixel_values`
+    defaults            the hooks' default implementations; with `aspect_ratio`, `pixel_values`, `encoder_decoder`
     profile             sizes of the largest items, measured on those that `dummy` makes
     merging             item embeddings into text embeddings
     chat                a conversation to prompt text and media

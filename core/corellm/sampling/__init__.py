@@ -1,8 +1,10 @@
-"""From logits to tokens and their log-probabilities.
+"""From logits to tokens and their log-probabilities. In reading order:
 
-logit_edits         what a request's parameters change in its logits
-sampling_state      what is kept of a sequence between steps
-sampler             the next tokens of a batch; `device_sampling` where kernels choose them
-token_weights       distributions over tokens
-logprobs            log-probabilities of tokens
+    sampler             the next tokens of a batch; `device_sampling` where kernels choose them
+    sampling_state      what is kept of a sequence between steps
+    logit_edits         what a request's parameters change in its logits
+    token_weights       distributions over tokens
+    logprobs            log-probabilities of tokens
+
+Knows a batch's logits and each row's state; knows no model and no schedule.
 """

@@ -36,7 +36,7 @@ class NewSequence:
     prompt_task: Any = None
     """What is made of the prompt, where no token is sampled: known to the worker of that use."""
     part: Any = None
-    """Of a feature that makes something of the request: what its part of the worker must know."""
+    """What the request's part tells the worker's (`RequestPart.for_worker`); None for most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class ItemSlice:
     """What a chunk takes of one item: a placeholder may be cut by chunks, and have tokens without an embedding."""
 
     index: int
-    """Of the item in the sequence's `features`."""
+    """Index of the item in the sequence's `features`."""
     embeds: slice
     """Which of the item's embeddings."""
     tokens: slice
@@ -104,7 +104,7 @@ class ScheduledBatch:
     released: list[str] = field(default_factory=list)
     """Requests that finished or were preempted since the last step: the worker drops what it holds of them."""
     swapped: list[str] = field(default_factory=list)
-    """Those of `released` that come back with what they have computed."""
+    """Requests among `released` that come back with what they have computed."""
     freed_items: list[str] = field(default_factory=list)
     """Identifiers of encoder outputs to drop."""
     new: list[NewSequence] = field(default_factory=list)

@@ -35,11 +35,11 @@ class EncoderPrompt(RequestPart):
     num_states: int
     """States that the decoder attends to."""
     digest: bytes
-    """Of everything that the states depend on, and of the cache salt: the decoder's keys and values depend on it."""
+    """Hash of all that the states, and so the decoder's keys and values, depend on, the cache salt included."""
     is_encoded: bool = field(default=False, init=False)
     """Whether keys and values of the states are in the cache (for a swapped request: in host memory)."""
     hashes: Sequence[bytes] = field(default=(), init=False)
-    """Of the blocks that hold the states, once they were looked up."""
+    """Hashes of the blocks that hold the states, once they were looked up."""
 
     items_in_prompt = False
 

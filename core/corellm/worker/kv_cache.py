@@ -57,9 +57,9 @@ class CacheBytes:
     """Bytes of a cache, by its number of blocks."""
 
     block: int
-    """Of a block in layers that have all of them."""
+    """Bytes of a block in the layers that have all blocks."""
     place: int = 0
-    """Of a block in layers that have fewer."""
+    """Bytes of a block in the layers that have fewer (those with a window)."""
     most_places: int = 0
     """How many blocks can have keys and values there, the null block included."""
 

@@ -1,7 +1,7 @@
 """Runs one scheduled batch: encoders, embeddings, the decoder on the paged cache, logits, samples.
 
 Knows tensors and the adapter's hooks; knows nothing of queues, blocks' owners or text. Reads top to bottom like a step:
-`launch`, `_compute`, `run`, `forward`, `_embed`, `_decode`, from where attention goes on in `attention/paged.py`.
+`launch`, `_compute`, `run`, `forward`, `embed`, `_decode`, from where attention goes on in `attention/paged.py`.
 """
 
 from __future__ import annotations

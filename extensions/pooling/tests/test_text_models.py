@@ -32,7 +32,7 @@ def last_hidden(model: Any, token_ids: list[int]) -> torch.Tensor:
     ("architecture", "sizes"), [("Qwen3ForCausalLM", SIZES), ("Gemma2ForCausalLM", SIZES), ("OPTForCausalLM", {})]
 )
 def test_embeddings(architecture: str, sizes: dict[str, Any], tmp_path: Path) -> None:
-    """Of the last token, in one batch."""
+    """Embeddings are those of the last token, in one batch."""
     make_tiny_checkpoint(tmp_path, architecture=architecture, **sizes)
     classes = getattr(transformers, architecture)  # Gemma 2 caps its scores with eager attention only
     whole = classes.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager").eval()

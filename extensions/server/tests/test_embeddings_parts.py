@@ -53,7 +53,7 @@ def taking(llm: AsyncLLM) -> Iterator[Running]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_outputs_are_the_engines(taking: Running, llm: AsyncLLM, dtype: torch.dtype) -> None:
-    """Those of a prompt with `image_embeds`, with or without a dimension of one item."""
+    """They are those of a prompt with `image_embeds`, with or without a dimension of one item."""
     embeddings = noise(5, width(llm), dtype=dtype)
     prompt = {"prompt": "USER: <image>\nWhat? ASSISTANT:", "multi_modal_data": {"image_embeds": embeddings[None]}}
     want = llm.engine.input_processor.process(prompt).token_ids
@@ -69,7 +69,7 @@ def test_outputs_are_the_engines(taking: Running, llm: AsyncLLM, dtype: torch.dt
 
 
 def test_audio_embeddings(tmp_path: Path) -> None:
-    """Of a model that takes audio; the same tokens as offline."""
+    """A model that takes audio gets the same tokens as offline."""
     make_tiny_checkpoint(tmp_path, seconds=2)
     llm = AsyncLLM(str(tmp_path), dtype="float32")
     with serving(llm, enable_mm_embeds=True) as running:

@@ -90,7 +90,7 @@ def test_objects_are_bounded(name: str) -> None:
 
 
 def test_labels_are_as_short_as_openais() -> None:
-    """Of metadata, which every response repeats."""
+    """Labels are those of metadata, which every response repeats."""
     base: dict[str, Any] = {"model": "m", "input": "x"}
     assert ResponsesRequest.model_validate({**base, "metadata": {"k" * 64: "v" * 512}})
     for wrong in ({"k" * 65: "v"}, {"k": "v" * 513}, {str(key): "v" for key in range(17)}):

@@ -125,7 +125,7 @@ def test_a_body_has_one_length(running: Running) -> None:
 
 @pytest.mark.parametrize("line", [b"nonsense", b"GET / HTTP/1.1", b"GET /\xff HTTP/1.1\r\nHost: x"])
 def test_what_is_no_http_gets_an_error_like_others(running: Running, line: bytes) -> None:
-    """Of the shape that every error has."""
+    """It has the shape that every error has."""
     head, _, body = exchanged(running, line + b"\r\n\r\n").partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400 ")
     assert b"content-type: application/json" in head.lower()

@@ -274,7 +274,7 @@ def test_usage_in_every_event(running: Running) -> None:
 
 
 def test_token_ids_and_log_probabilities_of_the_prompt(running: Running, offline: LLM) -> None:
-    """Those of `LLM.chat`, and only if asked for; items' tokens are counted apart."""
+    """They are those of `LLM.chat`, and come only if asked for; items' tokens are counted apart."""
     messages = user(image_part(1), {"type": "text", "text": "what is it?"})
     (want,) = offline.chat(messages, SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, prompt_logprobs=1))
     assert want.prompt_logprobs is not None

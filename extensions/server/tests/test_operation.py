@@ -168,7 +168,7 @@ def test_logs(llm: AsyncLLM, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "corellm_server.logs")
 
     def records() -> list[logging.LogRecord]:
-        """Those of this test's requests: one of another server's may end after its client has the response."""
+        """Return those of this test's requests: one of another server's may end after its client has the response."""
         return [record for record in caplog.records if "of-logs" in record.getMessage()]
 
     def headers(name: str, key: str = "second-key") -> dict[str, str]:

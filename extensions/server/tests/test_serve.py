@@ -27,7 +27,7 @@ def configured(*arguments: str) -> tuple[ServerOptions, RequestLimits, dict[str,
 
 
 def test_every_field_is_an_option() -> None:
-    """Of the server's classes and the engine's; each has help, in which there is no None: nobody can type it."""
+    """The server's classes and the engine's: each field has help, in which there is no None: nobody can type it."""
     parser = build_parser()._subparsers._group_actions[0].choices["serve"]  # type: ignore[union-attr,index,call-overload]
     options = {option: action for action in parser._actions for option in action.option_strings}
     for config in (ServerOptions, RequestLimits, FetchSettings, *ENGINE_CONFIGS):

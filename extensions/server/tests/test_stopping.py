@@ -69,7 +69,7 @@ def test_a_stream_that_began_ends_with_an_error_event(tiny_llava: Path) -> None:
 
 
 def test_draining_lets_requests_finish(llm: AsyncLLM) -> None:
-    """Those in flight are served to the end; new ones and `/ready` get a 503 meanwhile."""
+    """Requests in flight are served to the end; new ones and `/ready` get a 503 meanwhile."""
     with serving(llm, shutdown_timeout=300.0) as running:
         stall = threading.Event()
         in_engine(llm, lambda _: stall.wait(600))

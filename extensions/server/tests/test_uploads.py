@@ -374,7 +374,7 @@ BODIES = {
 
 
 LONG = {**BODIES, "suffix": b'"' + b"x" * (63 << 20) + b'"', "tools": b"[" + b"[" * 60 + b"]" * 60 + b"]"}
-"""Those, and fields that a body of the largest size allowed has room for."""
+"""The same fields, and others that a body of the largest size allowed has room for."""
 
 
 def body_of(field: str, num_bytes: int = 0) -> bytes:

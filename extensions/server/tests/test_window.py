@@ -30,7 +30,7 @@ def count(running: Running, messages: Any, **fields: Any) -> int:
 
 
 def test_the_oldest_turns_are_left_out(running: Running) -> None:
-    """Of chat and of `/tokenize`; the output is that of the shorter conversation."""
+    """Chat and `/tokenize` leave them out; the output is that of the shorter conversation."""
     messages = conversation()
     system, *turns = messages
     for kept in (turns, turns[2:], turns[4:]):

@@ -94,7 +94,7 @@ def test_what_fails_is_kept() -> None:
 
 
 def test_transformers_own_count_is_asked() -> None:
-    """Of sizes that it refuses nothing is said; a processor without a count says nothing."""
+    """Nothing is said of sizes that it refuses; a processor without a count says nothing."""
 
     def patches(height: int, width: int, kwargs: Any) -> int:
         if max(height, width) > 50 * min(height, width):

@@ -21,7 +21,7 @@ def x() -> torch.Tensor:
 
 
 def test_layers_are_torchs(tmp_path: Path, x: torch.Tensor) -> None:
-    """Of the weights of all files, in float32; a linear layer may have no bias."""
+    """Layers have the weights of all files, in float32; a linear layer may have no bias."""
     layers = {"first": nn.Linear(8, 4), "bare": nn.Linear(8, 4, bias=False), "norm": nn.LayerNorm(8, eps=1e-3)}
     for name, layer in layers.items():
         for parameter in layer.parameters():

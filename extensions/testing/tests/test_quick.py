@@ -93,7 +93,7 @@ def test_help_teaches(pytester: pytest.Pytester) -> None:
 
 
 def test_the_quick_contract(pytester: pytest.Pytester) -> None:
-    """Of a family's contract remain all rules that are not slow, and one case of the comparison of outputs."""
+    """All rules of a family's contract that are not slow remain, and one case of the comparison of outputs."""
     options = (*OURS, "--contract-quick", "--collect-only", "-q", "--pyargs")
     result = pytester.runpytest_subprocess(*options, "corellm_llava.contract")
     collected = re.findall(r"::(test_.+)$", result.stdout.str(), re.MULTILINE)

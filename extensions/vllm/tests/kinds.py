@@ -1,6 +1,6 @@
 """The kinds of offline scripts that vLLM's examples show, each with a stand-in of ours, and what becomes of it.
 
-A stand-in has the imports and calls of its kind, on a tiny model; `tests/scripts` has them. `python -m
+A stand-in has the imports and calls of its kind, on a tiny model; `scripts/` beside this file has them. `python -m
 extensions.vllm.tests.kinds` runs all, each in a process of its own, and prints a table.
 """
 

@@ -12,7 +12,7 @@ class Call(Structure):
 
 
 class LinearArguments(Structure):
-    """Of `linear.h`."""
+    """Arguments of a linear layer, as `linear.h` has them."""
 
     _fields_ = [
         ("x", c_void_p),
@@ -32,13 +32,13 @@ class LinearArguments(Structure):
 
 
 class PackArguments(Structure):
-    """Of `linear.h`."""
+    """Arguments of packing a weight, as `linear.h` has them."""
 
     _fields_ = [("weight", c_void_p), ("stride", c_int64), ("packed", c_void_p), ("n", c_int64), ("k", c_int64)]
 
 
 class NormArguments(Structure):
-    """Of `norms.h`."""
+    """Arguments of a norm, as `norms.h` has them."""
 
     _fields_ = [
         ("x", c_void_p),
@@ -58,7 +58,7 @@ class NormArguments(Structure):
 
 
 class ActivationArguments(Structure):
-    """Of `activations.h`."""
+    """Arguments of an activation, as `activations.h` has them."""
 
     _fields_ = [
         ("x", c_void_p),
@@ -72,7 +72,7 @@ class ActivationArguments(Structure):
 
 
 class AttentionArguments(Structure):
-    """Of `attention_arguments.h`."""
+    """Arguments of attention, as `attention_arguments.h` has them."""
 
     _fields_ = [
         ("query", c_void_p),
@@ -122,7 +122,7 @@ class AttentionArguments(Structure):
 
 
 class SampleArguments(Structure):
-    """Of `sampling.h`."""
+    """Arguments of sampling, as `sampling.h` has them."""
 
     _fields_ = [
         ("logits", c_void_p),
@@ -147,4 +147,4 @@ ARGUMENTS: dict[str, type[Structure]] = {
     "attention": AttentionArguments,
     "sample": SampleArguments,
 }
-"""Of a kernel each."""
+"""Structure of each kernel's arguments, by the kernel's name."""

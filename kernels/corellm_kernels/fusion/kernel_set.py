@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 from torch import Tensor, nn
 
 Approximation = Literal["none", "tanh"]
-"""Of GELU."""
+"""How GELU is computed."""
 
 
 class RMSNorm(Protocol):

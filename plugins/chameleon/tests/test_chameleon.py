@@ -129,7 +129,7 @@ def test_a_processor_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_stated_ends_are_kept(tmp_path: Path) -> None:
-    """Those of the checkpoint's generation_config.json end an output, too."""
+    """End tokens of the checkpoint's generation_config.json end an output, too."""
     path = make_tiny_checkpoint(tmp_path)
     stated = json.loads((path / "generation_config.json").read_text()) | {"eos_token_id": [300, 301]}
     (path / "generation_config.json").write_text(json.dumps(stated))

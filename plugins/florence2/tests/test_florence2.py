@@ -201,7 +201,7 @@ def test_completions_share_one_encoders_run(llm: LLM, expected: list[list[int]])
 
 
 def test_log_probabilities(llm: LLM, processor: Any, reference: Any, expected: list[list[int]]) -> None:
-    """Those of transformers' forward pass."""
+    """They equal those of transformers' forward pass."""
     (output,) = llm.generate(prompt(PROMPTS[0], 0), greedy(8, logprobs=0), use_tqdm=False)
     start = [processor.tokenizer.eos_token_id, processor.tokenizer.bos_token_id]
     tokens = [*start, *expected[0][:8]]

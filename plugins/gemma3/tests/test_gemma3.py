@@ -47,7 +47,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="module")
 def expected(checkpoint: Path) -> list[tuple[list[int], list[int]]]:
-    """Of each prompt."""
+    """Return the reference's tokens for each prompt."""
     reference = Reference(checkpoint)
     return [reference.generate(text, images(text)) for text in PROMPTS]
 

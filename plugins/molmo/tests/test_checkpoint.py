@@ -156,7 +156,7 @@ def test_files_are_missing_or_broken(path: Path) -> None:
 
 
 def test_the_last_layer_is_not_run(path: Path) -> None:
-    """Of the tower's layers the one behind those that are read changes nothing."""
+    """A layer of the tower behind those that are read changes nothing."""
     want = generate(path)
     name = "model.vision_backbone.image_vit.transformer.resblocks"
     rewrite(path, lambda w: [tensor.fill_(torch.nan) for key, tensor in w.items() if key.startswith(f"{name}.9.")])

@@ -65,7 +65,7 @@ def reference(checkpoint: Path) -> Reference:
 
 @pytest.fixture(scope="module")
 def expected(reference: Reference) -> list[Tokens]:
-    """Of each prompt."""
+    """Return the reference's tokens for each prompt."""
     return [reference.generate(text, images(text)) for text in PROMPTS]
 
 

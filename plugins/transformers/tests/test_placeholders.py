@@ -74,5 +74,5 @@ def test_what_stands_between(tokens: list[int], placed: list[int] | None) -> Non
     ],
 )
 def test_a_template_has_tokens_around_an_item(template: str, written: str) -> None:
-    """Those directly before and behind it, as it has them in one piece."""
+    """Marks directly before and behind the item are found, as the template has them in one piece."""
     assert marked("<image>", template, ["<b>", "<e>", "<s>"]) == written

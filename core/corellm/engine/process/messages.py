@@ -59,10 +59,10 @@ class Add(_Message):
     cache_salt: str | None
     priority: int
     arrival_time: float
-    """Of `time.monotonic()`, which is the same in all processes."""
+    """Seconds of `time.monotonic()`, which is the same in all processes."""
     pooling_params: PoolingParams | None = None
     decoder: DecoderPrompt | None = None
-    """Of an encoder-decoder."""
+    """What the decoder of an encoder-decoder begins with."""
 
 
 class Abort(_Message):

@@ -27,9 +27,9 @@ class VideoMetadata:
     fps: float | None
     """Frames per second, on average; None if not known."""
     width: int
-    """Of every frame, upright."""
+    """Pixels of every frame, upright."""
     height: int
-    """Of every frame, upright."""
+    """Pixels of every frame, upright."""
     duration: float | None
     """Seconds; None if not known."""
     frames_indices: tuple[int, ...] | None = None

@@ -135,7 +135,7 @@ class PromptResolver:
         """Results of `_chars` by text."""
         self._fixed_targets: dict[int, Target] = {}
         self._fixed_contents: dict[int, Content] = {}
-        """Those that do not depend on the item, by the identity of their update, which the caller keeps alive."""
+        """Contents that do not depend on the item, by the identity of their update, which the caller keeps alive."""
 
     def alternatives(
         self, updates: Sequence[PromptUpdate], counts: Mapping[str, int], modalities: Iterable[str]

@@ -1,8 +1,10 @@
-"""What runs beside the decoder in a step: a `StepPart` for each feature. A model without a feature has no such part.
+"""What runs beside the decoder in a step: a `StepPart` for each feature.
 
-step_part        when a part is called
-windows          blocks' places in layers that see a window
-spans            which tokens of a prompt see later ones
-encoder_states   the encoder of an encoder-decoder; with `states_cache` and `state_slots`
-recurrent        layers that keep a state
+A model without a feature has no such part; `loading.features` makes those that it needs.
+
+    step_part        when a part is called
+    windows          blocks' places in layers that see a window
+    spans            which tokens of a prompt see later ones
+    encoder_states   the encoder of an encoder-decoder; with `states_cache`
+    recurrent        layers that keep a state
 """

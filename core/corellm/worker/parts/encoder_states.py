@@ -28,7 +28,7 @@ from corellm.worker.parts.step_part import StepPart
 from corellm.worker.sequence_state import SequenceState
 
 _NULL = StateSlots([0], 1, encodes=False)
-"""Of dummy sequences: one state in the null block."""
+"""Slots of a dummy sequence: one state in the null block."""
 
 
 class EncoderStates(StepPart):

@@ -21,7 +21,7 @@ class PatchTalkerConfig(PreTrainedConfig):  # type: ignore[misc]  # transformers
     patch_size: int = 14
     """Side of a patch in pixels."""
     max_patches: int = 1024
-    """Of one image; a larger one is shrunk."""
+    """Most patches of one image; a larger one is shrunk."""
 
     def __post_init__(self, **kwargs: Any) -> None:
         if not isinstance(self.text_config, LlamaConfig):

@@ -37,7 +37,7 @@ class PatchTalkerForCausalLM(nn.Module):
         return decoder
 
     def get_input_embeddings(self) -> nn.Module:
-        """Of text tokens."""
+        """Return the embedding table of text tokens."""
         embeddings: nn.Module = self.language_model.model.embed_tokens
         return embeddings
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # imports torch
     from corellm_pooling.runner import PoolingRunner
 
 _NO_SAMPLING = SamplingParams(max_tokens=1, detokenize=False)
-"""Of pooled requests: no token is sampled."""
+"""Sampling parameters of pooled requests: no token is sampled."""
 
 
 class PoolingEngine(LLMEngine):

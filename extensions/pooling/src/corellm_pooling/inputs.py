@@ -24,7 +24,7 @@ class PooledPrompt(ProcessedPrompt):
     """A prompt that the engine can schedule, and what its texts are."""
 
     pair: TextPair | None = None
-    """Of a prompt of two texts."""
+    """Where the two texts of a prompt are; None for a prompt of one."""
     side: TextSide | None = None
     """How the text is read, by a ColBERT model; the tokens that fill a query up come after truncation."""
 

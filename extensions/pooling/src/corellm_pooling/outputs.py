@@ -37,7 +37,7 @@ class PooledOutputs:
         self._entries: dict[str, _Entry] = {}
         self._by_engine_id: dict[str, _Entry] = {}
         self._due: dict[str, _Entry] = {}
-        """Those that have ended."""
+        """Requests that have ended, whose outputs are due."""
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._entries

@@ -46,7 +46,7 @@ class PoolingRunner(ModelRunner):
         super().__init__(*args, **kwargs)
         self.pooler = pooler
         self._sampling: SamplingState | None = None
-        """Of all prompts: no token is sampled."""
+        """Sampling state that all prompts share: no token is sampled."""
 
     def new_state(self, sequence: NewSequence) -> PooledState:
         """The state of a prompt of which nothing is computed yet."""

@@ -37,7 +37,7 @@ class StatedPooling:
     """Folders of projections, in order."""
     normalize: bool
     max_seq_length: int | None
-    """Of the texts it was trained on."""
+    """Most tokens of a text; None if the checkpoint does not say."""
     lowers_case: bool
     """Whether texts are lowered before they are tokenized."""
     prompts: Mapping[str, str]

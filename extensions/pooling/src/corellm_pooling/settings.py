@@ -28,7 +28,7 @@ _BY_SUFFIX = (
 _GENERATIVE_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 TASKS = {"none": (), "embed": ("embed", "token_embed"), "classify": ("classify", "token_classify", "score")}
-"""Of each conversion. Reward models have `OF_REWARDS` besides; with `none` the model's own class says which it has."""
+"""Tasks by conversion. Reward models have `OF_REWARDS` besides; with `none` the model's own class says which it has."""
 
 OF_REWARDS = ("reward", "token_classify")
 """Two names of the same: the head's result for every token."""

@@ -18,7 +18,7 @@ class TextPair:
     """What a prompt of two texts is made of, beside its tokens."""
 
     types: list[int]
-    """Of each token."""
+    """Type of each token (`token_type_ids`)."""
     first: range
     """Where the tokens of the first text are; special tokens are outside of both."""
     second: range

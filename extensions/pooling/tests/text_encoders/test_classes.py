@@ -38,7 +38,7 @@ def logits_of(path: Path, architecture: str, **inputs: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("architecture", KINDS)
 def test_classes_equal_transformers(architecture: str, tmp_path: Path) -> None:
-    """Of every prompt of a batch."""
+    """Every prompt of a batch has transformers' classes."""
     make_tiny_encoder(tmp_path, architecture, num_labels=3, **KINDS[architecture])
     with LLM(tmp_path, **OPTIONS) as llm:
         outputs = llm.classify(list(TEXTS), use_tqdm=False)

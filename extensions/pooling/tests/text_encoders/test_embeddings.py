@@ -81,7 +81,7 @@ def test_bfloat16(architecture: str, tmp_path: Path) -> None:
 
 
 def test_a_head_is_left_out_for_embeddings(tmp_path: Path) -> None:
-    """Of a checkpoint for classes; its encoder embeds."""
+    """The encoder of a checkpoint for classes embeds."""
     make_tiny_encoder(tmp_path, "BertForSequenceClassification", type_vocab_size=2)
     reference = transformers.AutoModel.from_pretrained(tmp_path, dtype=torch.float32).eval()
     with LLM(tmp_path, convert="embed", pooler_config={"pooling_type": "CLS"}, **OPTIONS) as llm:

@@ -58,7 +58,7 @@ class Connections:
         self._waiting: dict[HttpConnection, tuple[object, float]] = {}
         """What each connection waits for its client to do, and since when."""
         self._idle: deque[HttpConnection] = deque()
-        """Those that had no request when they were last looked at, the longest first."""
+        """Connections that had no request when they were last looked at, the longest idle first."""
         self._looked = -math.inf
 
     def listen(self) -> None:

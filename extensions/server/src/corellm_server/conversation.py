@@ -24,7 +24,7 @@ class CheckedMessages:
 
     messages: ReadMessages
     field: str = "messages"
-    """Of the request, that has them."""
+    """Field of the request that has them."""
 
     @property
     def texts(self) -> list[str]:

@@ -26,7 +26,7 @@ _SANE_ID = re.compile(rb"[\w.:-]{1,128}", re.ASCII)
 _DISCARD_SECONDS = 2.0
 """How long a client that was refused may go on sending."""
 _LARGE_BYTES = 1 << 16
-"""Of a response that may be kept for a client after its request has ended."""
+"""Most bytes of a response that are kept for a client after its request has ended."""
 EVENTS = b"text/event-stream"
 
 
@@ -59,7 +59,7 @@ class Exchange:
         self._aside = aside
         self.began = time.monotonic()
         self.status = 0
-        """Of the response, once it began."""
+        """Status of the response, once it began; 0 before."""
         self.failure: ApiError | None = None
         """What the client was told went wrong."""
         self.num_prompt_tokens = 0

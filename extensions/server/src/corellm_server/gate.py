@@ -31,7 +31,7 @@ OPEN_ROUTES = frozenset({"/health", "/ready"})
 FORM_ROUTES = frozenset({"/v1/audio/transcriptions"})
 """Whose bodies are forms with a file; all others are JSON."""
 _LARGE_BYTES = 4 << 20
-"""Of a request whose memory goes back to the system once it has ended, and no others of this size are in the server."""
+"""Size from which on a request's memory goes back to the system, once it and all others of this size have ended."""
 
 
 class Gate:

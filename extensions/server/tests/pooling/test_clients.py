@@ -47,7 +47,7 @@ def test_both_clients(embedder: Running) -> None:
 
 
 def test_base64_has_the_same_bits(embedder: Running) -> None:
-    """Of one vector, alone in its batch: the numbers as JSON are the float32 that base64 has."""
+    """The numbers of one vector as JSON, alone in its batch, are the float32 that base64 has."""
     both = [ask(embedder, "/v1/embeddings", input="one", encoding_format=form) for form in ("float", "base64")]
     (number,), (encoded,) = (one["data"] for one in both)
     raw = np.frombuffer(base64.b64decode(encoded["embedding"]), "<f4")

@@ -16,7 +16,7 @@ from extensions.server.tests.test_promises import error_of
 
 
 def test_embeddings(tmp_path: Path) -> None:
-    """Of texts of several lengths."""
+    """Texts of several lengths have the embeddings of `LLM`."""
     path = str(make_tiny_encoder(tmp_path, "BertModel", type_vocab_size=2))
     with LLM(path, dtype="float32") as llm:
         wanted = [output.outputs.embedding for output in llm.embed(list(TEXTS), use_tqdm=False)]

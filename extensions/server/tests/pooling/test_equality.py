@@ -24,7 +24,7 @@ from tests.fixtures import random_image
 
 TEXTS = [f"sentence {number}: " + "red circle " * (number % 11) for number in range(8)]
 ROUNDING, RAW_ROUNDING = 1e-6, 1e-5
-"""Of float32, where other prompts share a batch: of vectors of length one and scores, and of vectors as they are."""
+"""Rounding of float32 where prompts share a batch: of vectors of length one and scores, and of vectors as they are."""
 
 
 def all_at_once(calls: list[Callable[[], Any]]) -> list[Any]:

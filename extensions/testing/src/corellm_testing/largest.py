@@ -50,7 +50,7 @@ class Search:
         self.tried: dict[Shape, PlaceholderRange | None] = {}
         """None for an item that was refused."""
         self.failed: list[Shape] = []
-        """Of these, items for which something other than a `RequestError` was raised."""
+        """Sizes of items for which something other than a `RequestError` was raised."""
 
     def item(self, shape: Shape) -> Any:
         """Return an item: of one colour, or silent, as only its size counts."""

@@ -24,7 +24,7 @@ class PlainModel:
     """
 
     epsilon: float = 1e-6
-    """Of `rms_norm`, where none is given; of most models it is in the configuration."""
+    """Epsilon of `rms_norm`, where none is given; most models have it in their configuration."""
 
     def __init__(self, path: Path) -> None:
         self.config: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))

@@ -308,7 +308,7 @@ EXTREMES = (
 )
 """Widths and heights."""
 _LARGE = ((640, 480), (5000, 40))
-"""Those of them that come twice."""
+"""Sizes that come twice."""
 
 
 def extreme_items(subject: Subject, modality: str) -> list[Any]:

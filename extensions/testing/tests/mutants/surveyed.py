@@ -72,9 +72,9 @@ class Tally:
 
     caught: int = 0
     hooks: int = 0
-    """Of those caught, changes of hooks."""
+    """Changes of hooks among those caught."""
     wrong: list[tuple[Change, Outcome]] = field(default_factory=list)
-    """Of those, the ones for which another hook was blamed."""
+    """Changes of hooks for which another hook was blamed."""
     equivalent: list[tuple[Change, str]] = field(default_factory=list)
     """With the reasons."""
     unexplained: list[Change] = field(default_factory=list)

@@ -46,7 +46,7 @@ class DeepseekVLV2(nn.Module):
         return self.language["model"]
 
     def get_input_embeddings(self) -> nn.Module:
-        """Of text tokens."""
+        """Return the embedding table of text tokens."""
         decoder: Any = self.language["model"]
         embeddings: nn.Module = decoder.embed_tokens
         return embeddings

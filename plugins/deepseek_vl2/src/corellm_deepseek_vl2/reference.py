@@ -230,7 +230,7 @@ class PlainDeepseek(PlainModel):
         return weights * factor
 
     def attention(self, x: Tensor, name: str) -> Tensor:
-        """Of each head by itself; a head's first half is rotated with its second."""
+        """Return the attention of each head by itself; a head's first half is rotated with its second."""
         size = x.shape[-1] // self.text["num_attention_heads"]
         parts = (torch.split(self.linear(x, f"{name}.{part}"), size, -1) for part in ("q_proj", "k_proj", "v_proj"))
         heads = []

@@ -133,7 +133,7 @@ def published_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _of_tower(vision: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Of the ViT, with the pooling head that published checkpoints have, though it is not used."""
+    """Return the ViT's shapes, with the pooling head that published checkpoints have, though it is not used."""
     width, patch = vision["width"], vision["patch_size"]
     inner, patches = int(width * vision["mlp_ratio"]), (vision.get("image_size", 384) // patch) ** 2
     mlp = {"mlp.fc1": (inner, width), "mlp.fc2": (width, inner)}
@@ -147,7 +147,7 @@ def _of_tower(vision: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _of_layer(layer: str, text: Mapping[str, Any], *, has_experts: bool) -> dict[str, tuple[int, ...]]:
-    """Of one layer of the text decoder."""
+    """Return the shapes of one layer of the text decoder."""
     hidden, heads, attention = text["hidden_size"], text["num_attention_heads"], f"{layer}.self_attn"
     shapes: dict[str, tuple[int, ...]] = {
         f"{layer}.{norm}.weight": (hidden,) for norm in ("input_layernorm", "post_attention_layernorm")

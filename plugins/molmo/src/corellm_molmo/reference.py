@@ -93,7 +93,7 @@ class PlainProcessor:
 
     @staticmethod
     def tiling(height: int, width: int, window: int, max_crops: int) -> tuple[int, int]:
-        """Of the tilings for which the image is enlarged the first with the least; else the one shrunk least."""
+        """Return the first tiling that enlarges the image least; if all shrink it, the one that shrinks it least."""
         tilings = [(i, j) for i in range(1, max_crops + 1) for j in range(1, max_crops + 1) if i * j <= max_crops]
         tilings.sort(key=lambda tiling: (tiling[0] * tiling[1], tiling[0]))
         enlarged: list[tuple[float, tuple[int, int]]] = []
@@ -209,7 +209,7 @@ class PlainMolmo(PlainModel):
 
     @torch.no_grad()
     def logits(self, x: Tensor) -> Tensor:
-        """Of the last token."""
+        """Return the logits of the last token."""
         after = self.config["norm_after"]
         for i in range(self.config["num_hidden_layers"]):
             block = f"transformer.blocks.{i}"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from corellm.multimodal import Video
 
 _MAX_ASPECT_RATIO = 200
-"""Of images and frames; longer ones are refused."""
+"""Largest ratio of an image's or a frame's sides; longer ones are refused."""
 
 
 class QwenVLProcessor:

@@ -20,7 +20,7 @@ _FLAGS = ("do_sample_frames", "cap_pixels_per_frame")
 ACCEPTED = tuple(sorted((*_COUNTS, *_FLAGS, "fps", "size")))
 """The names a request's `mm_processor_kwargs` may have; videos depend on all of them."""
 FOR_IMAGES = ("max_pixels", "min_pixels", "size")
-"""Those that images depend on."""
+"""Names that images depend on."""
 
 _OUR_OWN = {"bounds_all_frames", "sampling_asked"}
 """Settings that no file has."""

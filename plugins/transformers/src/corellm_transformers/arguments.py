@@ -32,7 +32,7 @@ class AddedRows:
     """Rows `[num_embeds, width]` for several of the decoder's layers: a list of them, or a mapping."""
 
     keys: tuple[Any, ...] | None
-    """Of a mapping; None of a list."""
+    """Keys of a mapping; None for a list."""
     count: int
 
     def of(self, rows: Sequence[Tensor]) -> list[Tensor] | dict[Any, Tensor]:

@@ -29,7 +29,7 @@ _LARGEST_SIDE = 16_384
 _RATIOS = tuple(2 ** (step / 2) for step in range(-4, 5))  # a quarter to four
 _SIDES = tuple(56 * 2 ** (step / 8) for step in range(57))  # 56 to 7168
 _SHARES = (0.25, 0.4, 0.5, 0.65, 0.8, 0.9, 1.0)
-"""Of the operator's bounds."""
+"""Shares of the operator's bounds that are tried as sides."""
 _NARROW = (7, 14, 28, 40, 47, 56, 80, 112, 160)
 _LONG = (8, 16, 32, 64, 100, 150, 190, 199)
 """Narrow sides, and how many times as long the others are: some processors keep a least width, whatever the length."""

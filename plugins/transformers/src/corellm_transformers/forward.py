@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from corellm_transformers.family import Family
 
 _TYPES = {"image": 1, "video": 2, "audio": 3}
-"""Of tokens, in `mm_token_type_ids`."""
+"""Types of tokens in `mm_token_type_ids`, by modality."""
 _LENGTHS = {"audio_seqlens": "feature_attention_mask"}
 """Arguments of `get_rope_index` that are lengths of items, and the processor's masks whose ones they count."""
 

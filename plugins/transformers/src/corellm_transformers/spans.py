@@ -24,7 +24,7 @@ class Spans:
     """How a model's prompts divide into spans whose tokens see each other."""
 
     modalities: frozenset[str] = frozenset()
-    """Those of whose items the tokens with embeddings do, row by row."""
+    """Modalities of whose items the tokens with embeddings see each other, row by row."""
     whole: bool = False
     """Whether the whole prompt is one span."""
 

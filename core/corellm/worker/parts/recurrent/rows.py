@@ -20,7 +20,7 @@ class Held:
 
     row: int
     num_tokens: int
-    """Of the sequence, that the state has seen."""
+    """Tokens of the sequence that the state has seen."""
 
 
 class Rows:

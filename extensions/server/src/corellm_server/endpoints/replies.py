@@ -36,7 +36,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 """Statuses of errors of a POST, for the OpenAPI document."""
 GET_ERRORS: dict[int | str, dict[str, Any]] = {status: ERRORS[status] for status in (401, 500, 503)}
-"""Those of a GET, which has neither a body nor fields."""
+"""Statuses of errors of a GET, which has neither a body nor fields."""
 STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 """Events instead of a JSON object, for the OpenAPI document."""
 

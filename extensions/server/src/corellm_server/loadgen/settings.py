@@ -30,7 +30,7 @@ class LoadSettings:
     max_tokens: int = 128
     """Most tokens of each output."""
     seed: int = 0
-    """Of prompts, images and times: equal seeds make equal load."""
+    """Seed of prompts, images and times: equal seeds make equal load."""
     slo_ttft: float | None = None
     """Milliseconds within which the first token of a good output comes; any if None."""
     slo_tpot: float | None = None

@@ -101,7 +101,7 @@ class ChatRequest(Conversation, CompletionFields):
     logprobs: bool | None = None
     """Report log-probabilities."""
     top_logprobs: int | None = None
-    """Of how many most likely tokens; with `logprobs`."""
+    """Report log-probabilities of this many most likely tokens, too; with `logprobs`."""
     prompt_logprobs: int | None = None
     """Report log-probabilities of the prompt's tokens, of this many most likely ones each; not with `stream`."""
     return_token_ids: bool | None = None

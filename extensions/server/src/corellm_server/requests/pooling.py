@@ -62,8 +62,8 @@ class InputsRequest(PooledFields, Conversation):
     add_generation_prompt: bool | None = False
     """Whether a conversation ends with the start of the assistant's turn; by default no."""
     prompt_name: str | None = None
-    """Of a text that the checkpoint states (`query`, `passage`, ...), to put before each input, all of them text; by
-    default the checkpoint's own choice."""
+    """Name of a text that the checkpoint states (`query`, `passage`, ...), to put before each input, all of them text;
+    by default the checkpoint's own choice."""
 
 
 class EmbeddingRequest(InputsRequest):

@@ -68,7 +68,7 @@ class ResponsesRequest(TemplateFields, SamplingFields):
     include: Annotated[list[ResponseIncludable], FIRST_ERROR] | None = None
     """What else to report: `message.output_text.logprobs`; the others ask for nothing that there is."""
     top_logprobs: int | None = None
-    """Of how many most likely tokens to report log-probabilities; with `include`."""
+    """Report log-probabilities of this many most likely tokens; with `include`."""
     metadata: Annotated[dict[_Label, Annotated[str, Field(max_length=512)]], Field(max_length=16)] | None = None
     """Labels that the response repeats."""
     truncation: Literal["auto", "disabled"] | None = None

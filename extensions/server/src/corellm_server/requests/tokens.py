@@ -20,7 +20,7 @@ class TokenizeRequest(Conversation):
     messages: Messages = Field(default=[])
     """The conversation; or give `prompt`."""
     prompt_name: str | None = None
-    """Of a text that the checkpoint states (`query`, `document`, ...), to put before the prompt."""
+    """Name of a text that the checkpoint states (`query`, `document`, ...), to put before the prompt."""
     add_special_tokens: bool | None = None
     """Whether a text gets the tokenizer's special tokens; by default yes."""
     return_token_strs: bool | None = None

@@ -44,7 +44,7 @@ class CompletionResponse:
         self._n, self._num_top, self._echoes = n, num_top, echoes
         self._prompt_only = prompt_only
         self._tables: dict[int, TokenTable] = {}
-        """Of choices that have begun."""
+        """Tables of the tokens of choices that have begun, by index."""
         self._ended: set[int] = set()
         self._num_unfinished = num_prompts
         self._counted: set[int] = set()

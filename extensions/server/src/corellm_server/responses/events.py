@@ -19,7 +19,7 @@ from corellm_server.exchange import EVENTS, exchange_of
 _Output = TypeVar("_Output")
 _DONE = b"data: [DONE]\n\n"
 _LINE_SEPARATORS = (("\u2028".encode(), b"\\u2028"), ("\u2029".encode(), b"\\u2029"), ("\x85".encode(), b"\\u0085"))
-"""Of Unicode, where clients that read lines with `str.splitlines` would end an event."""
+"""Separators of Unicode at which clients that read with `str.splitlines` would end an event, and their escapes."""
 _HEADERS = [
     (b"content-type", EVENTS + b"; charset=utf-8"),
     (b"cache-control", b"no-cache"),

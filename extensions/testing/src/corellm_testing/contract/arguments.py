@@ -36,7 +36,7 @@ class Argument:
     current: Any
     """The checkpoint's value; None where it has none."""
     parts: Sequence[Part]
-    """Of the prompt that it was tried on: with two items, or with one where only that has an effect."""
+    """Parts of the prompt that it was tried on: with two items, or with one where only that has an effect."""
     outputs: Sequence[tuple[Any, Mapping[str, Any]]]
     """`(value, the reference's output)` of up to two values that differ in effect; fewer if no two do. Of a text also
     with spaces and a line's end around it, where these have an effect."""

@@ -16,7 +16,7 @@ from corellm_testing.reference import token_ids_of
 from corellm_testing.subject import Part, Subject, describe, large_item
 
 _SEEDS = (3, 7)
-"""Of items that are higher than wide, and much wider than high."""
+"""Seeds of an item that is higher than wide, and of one that is much wider than high."""
 
 
 class EncodedArgumentRules(ArgumentRules):

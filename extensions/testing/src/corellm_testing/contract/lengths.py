@@ -20,9 +20,9 @@ from corellm_testing.rules import guilty_hook
 from corellm_testing.subject import Part, Subject, describe, same_output
 
 VIDEO_FRAMES = (255, 257, 600, 1500)
-"""Of long videos: past 255 frames, and past 255 pairs of frames."""
+"""Frames of long videos: past 255 frames, and past 255 pairs of frames."""
 AUDIO_SECONDS = (3, 41, 330, 656)
-"""Of audio that the processor does not cut: past 255 frames of ten milliseconds, 4095, 32,767 and 65,535."""
+"""Seconds of audio that the processor does not cut: past 255 frames of 10 ms, past 4095, 32,767 and 65,535."""
 CUT_SECONDS = 256
 """Audio of twice as many seconds or less is tried to find where the processor cuts it."""
 

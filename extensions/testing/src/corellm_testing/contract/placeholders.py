@@ -14,7 +14,7 @@ from corellm_testing.contract.same_outputs import SameOutputRules
 from corellm_testing.subject import Subject
 
 TOKENS = 4
-"""Of each output."""
+"""Number of tokens of each output."""
 GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS, min_tokens=TOKENS, logprobs=0)
 
 

@@ -20,7 +20,7 @@ from corellm_testing.reference import Continuation
 from corellm_testing.subject import Part, Subject
 
 TOKENS = 6
-"""Of each output."""
+"""Number of tokens of each output."""
 
 
 class VariantRules(GreedyRules):

@@ -70,7 +70,7 @@ class TestQwenVL(AdapterContract):
     # --- what only the family's own `chat` says, in qwen_generation_utils.py ------------------------------------------
 
     def test_the_checkpoints_window(self, subject: Any, tmp_path: Path) -> None:
-        """Of a conversation, whole turns are left out until fewer than `max_window_size` tokens are left."""
+        """Whole turns of a conversation are left out until fewer than `max_window_size` tokens are left."""
         images = [{"type": "image", "image": subject.item("image", seed)} for seed in (1, 2)]
         last = {"role": "user", "content": [{"type": "text", "text": "Ask two"}, images[1]]}
         turns = [

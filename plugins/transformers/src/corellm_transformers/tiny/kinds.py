@@ -15,7 +15,7 @@ class Kind:
     """What differs from the recipe."""
 
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Of the model's configuration, nested as it is."""
+    """Settings of the model's configuration, nested as it is."""
     processor: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the processor."""
     parts: Mapping[str, Any] = field(default_factory=dict)
@@ -90,7 +90,7 @@ _SIZES = {
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
 }
-"""Of a part that is not in the default configuration."""
+"""Sizes of a part that is not in the default configuration."""
 _VQ = {"base_channels": 32, "embed_dim": 32, "latent_channels": 32, "num_res_blocks": 1}
 
 
