@@ -19,8 +19,6 @@ from torch import Tensor
 from corellm_kernels.logit_edits import Edits, Entries
 
 _BLOCK = 1024
-_WORDS = 64
-"""Words of 32 tokens each that a program reads of a mask."""
 _LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
 
 
@@ -59,13 +57,12 @@ def _add_kernel(logits, token_ids, values, offsets, stride, vocab, BLOCK: tl.con
 
 
 @triton.jit
-def _restrict_kernel(logits, allowed, rows, stride, vocab, num_words, WORDS: tl.constexpr):
+def _restrict_kernel(logits, allowed, rows, stride, vocab, num_words, BLOCK: tl.constexpr):
     mask = tl.program_id(1).to(tl.int64)
     row = tl.load(rows + mask).to(tl.int64)
-    places, bits = tl.program_id(0) * WORDS + tl.arange(0, WORDS), tl.arange(0, 32)[None, :]
-    words = tl.load(allowed + mask * num_words + places, mask=places < num_words, other=0)
-    tokens = places[:, None] * 32 + bits
-    forbidden = (((words[:, None] >> bits) & 1) == 0) & (tokens < vocab)
+    tokens = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    words = tl.load(allowed + mask * num_words + tokens // 32, mask=tokens < vocab, other=-1)
+    forbidden = ((words >> (tokens % 32)) & 1) == 0
     values = tl.load(logits + row * stride + tokens, mask=forbidden, other=float("inf"))
     tl.store(logits + row * stride + tokens, float("-inf"), mask=forbidden & (values < float("inf")))
 
@@ -95,9 +92,9 @@ def restrict(logits: Tensor, allowed: Tensor, rows: Tensor) -> None:
         allowed: `[num_masks, ceil(vocab / 32)]`, int32, contiguous; token `t` is bit `t % 32` of word `t // 32`.
         rows: `[num_masks]`, integers: which row a mask is for.
     """
-    num_words = allowed.shape[1]
-    _restrict_kernel[(triton.cdiv(num_words, _WORDS), len(rows))](
-        logits, allowed, rows, logits.stride(0), logits.shape[1], num_words, WORDS=_WORDS
+    vocab = logits.shape[1]
+    _restrict_kernel[(triton.cdiv(vocab, 2 * _BLOCK), len(rows))](
+        logits, allowed, rows, logits.stride(0), vocab, allowed.shape[1], BLOCK=2 * _BLOCK
     )
 
 
