@@ -105,7 +105,7 @@ SAMPLING: list[dict[str, Any]] = [
 LOOKING: list[dict[str, Any]] = [
     {"temperature": 0, "max_tokens": 9, "repetition_penalty": 1.3},
     {"temperature": 0.9, "seed": 4, "max_tokens": 6, "frequency_penalty": 0.5, "logprobs": 0},
-    {"temperature": 0.9, "seed": 6, "max_tokens": 8, "constraint": automaton()},
+    {"temperature": 0.9, "seed": 6, "max_tokens": 25, "constraint": automaton()},
 ]
 """Requests whose next step has to know their last token."""
 
