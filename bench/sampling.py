@@ -36,7 +36,7 @@ PARAMS = {
 def state(row: int, params: SamplingParams, vocab: int) -> SamplingState:
     """A sequence that begins."""
     sequence = NewSequence(str(row), [1], [], params, [])
-    return SamplingState(sequence, vocab, torch.device("cpu"), engine_seed=0)
+    return SamplingState(sequence, vocab, engine_seed=0)
 
 
 def main() -> None:

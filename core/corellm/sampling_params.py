@@ -82,6 +82,28 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
     return tuple(strings)
 
 
+@dataclass(frozen=True, slots=True)
+class ConstraintParams:
+    """What an output must be like, in the words of an extension; plain data, which goes to other processes.
+
+    Raises:
+        InvalidParameterError: `kind` or `definition` is no string, or `kind` is empty.
+    """
+
+    kind: str
+    """One of those that the installed extensions make."""
+    definition: str
+    """What the extension makes it from; a structure is written as JSON."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, str) or not isinstance(self.definition, str) or not self.kind:
+            raise InvalidParameterError(
+                f"a constraint has a kind and a definition, both strings; got {self.kind!r:.100} and "
+                f"{self.definition!r:.100}",
+                param="constraint",
+            )
+
+
 class RequestOutputKind(Enum):
     """What the outputs of a request hold while it runs."""
 
@@ -97,9 +119,9 @@ class RequestOutputKind(Enum):
 class SamplingParams(KnownFields):
     """How to choose tokens, when to stop, and what to report.
 
-    Order of operations on the logits of one position, as in `transformers` generation: allowed tokens, bad words,
-    `min_tokens`, `logit_bias`, repetition / frequency / presence penalties, then (unless greedy) temperature, top-k,
-    top-p, min-p.
+    Order of operations on the logits of one position, as in `transformers` generation: allowed tokens and the
+    constraint, bad words, `min_tokens`, `logit_bias`, repetition / frequency / presence penalties, then (unless greedy)
+    temperature, top-k, top-p, min-p.
 
     Fields may be assigned: a request takes a copy, which is checked again and not affected by later assignments.
 
@@ -127,6 +149,8 @@ class SamplingParams(KnownFields):
     """`{token id: value added to its logit}`, values in [-100, 100]."""
     allowed_token_ids: Sequence[int] | None = None
     """Only these tokens may be generated."""
+    constraint: ConstraintParams | None = None
+    """Only what an extension's constraint allows may be generated, token by token."""
     bad_words: Sequence[str] | None = ()
     """Strings that must not be generated, with or without a space before them. Their usual token sequences are banned:
     the same string spelled in other tokens can still come."""
@@ -191,6 +215,10 @@ class SamplingParams(KnownFields):
             self.allowed_token_ids = _token_ids("allowed_token_ids", self.allowed_token_ids)
             if not self.allowed_token_ids:
                 raise InvalidParameterError("allowed_token_ids must not be empty", param="allowed_token_ids")
+        if self.constraint is not None and not isinstance(self.constraint, ConstraintParams):
+            raise InvalidParameterError(
+                f"constraint must be a ConstraintParams, got {self.constraint!r:.100}", param="constraint"
+            )
         self.bad_words = _strings("bad_words", self.bad_words)
 
     def _check_length(self) -> None:

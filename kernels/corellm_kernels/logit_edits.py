@@ -28,7 +28,8 @@ class Edits(Protocol):
 
     allowed: Tensor | None
     allowed_rows: Tensor | None
-    """`[num_masks, vocab]` bool: the tokens allowed in the rows `allowed_rows`, `[num_masks]`."""
+    """`[num_masks, ceil(vocab / 32)]` int32: the tokens allowed in the rows `allowed_rows`, `[num_masks]`; token `t` is
+    bit `t % 32` of word `t // 32`. Bits beyond the vocabulary have no meaning."""
     added: Entries | None
     """To be added; minus infinity forbids a token."""
     seen: Entries | None
@@ -47,7 +48,8 @@ def edited_by_torch(logits: Tensor, edits: Edits) -> Tensor:
     result = logits.to(torch.float32, copy=True)
     if edits.allowed is not None:
         for mask, row in zip(edits.allowed, edits.allowed_rows.tolist(), strict=True):
-            result[row].masked_fill_(~mask & (result[row] < torch.inf), -torch.inf)
+            allowed = _unpacked(mask, result.shape[1])
+            result[row].masked_fill_(~allowed & (result[row] < torch.inf), -torch.inf)
     if edits.added is not None:
         rows, ids, values = _flat(result, edits.added)
         result.index_put_((rows, ids), values, accumulate=True)
@@ -59,6 +61,12 @@ def edited_by_torch(logits: Tensor, edits: Edits) -> Tensor:
         after -= frequency * counts + presence * (counts > 0)
         result[rows, ids] = after.clamp(max=torch.finfo(torch.float32).max).where(before < torch.inf, before)
     return result
+
+
+def _unpacked(mask: Tensor, vocab_size: int) -> Tensor:
+    """Return a packed mask as `[vocab]` bool."""
+    bits = torch.arange(32, dtype=torch.int32, device=mask.device)
+    return ((mask[:, None] >> bits) & 1).flatten()[:vocab_size].bool()
 
 
 def _flat(logits: Tensor, entries: Entries) -> tuple[Tensor, Tensor, Tensor]:

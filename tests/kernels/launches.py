@@ -110,7 +110,8 @@ def editing(rows: int, vocab: int) -> Callable[[], Tensor]:
             offsets=torch.zeros(rows + 1, dtype=torch.int64),
         )
         edits = SimpleNamespace(
-            allowed=torch.ones(rows, vocab, dtype=torch.bool), allowed_rows=torch.zeros(rows, dtype=torch.int64),
+            allowed=torch.ones(rows, -(-vocab // 32), dtype=torch.int32),
+            allowed_rows=torch.zeros(rows, dtype=torch.int64),
             added=entries, seen=entries, penalties=torch.ones(3, rows),
         )  # fmt: skip
         return edited(half(rows, vocab), edits)

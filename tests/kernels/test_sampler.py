@@ -35,7 +35,7 @@ def random_params(rng: Random) -> SamplingParams:
 def test_tokens(function: Any, rounds: int, ahead: int) -> None:
     for seed in range(rounds):
         rng = Random(seed)
-        states = [state(random_params(rng), outputs=[5, 9], device=DEVICE) for _ in range(6)]
+        states = [state(random_params(rng), outputs=[5, 9]) for _ in range(6)]
         logits = logits_of(6, seed=seed).to(DEVICE)
         before = logits.clone()
         ours = Sampler(function).start(logits, states, ahead=ahead).wait()
@@ -50,7 +50,7 @@ def test_rows_at_fault(function: Any) -> None:
     params = SamplingParams(temperature=0.8, seed=1)
     logits = logits_of(4).to(DEVICE)
     logits[0, 3], logits[1, 4], logits[2] = torch.nan, torch.inf, -torch.inf
-    states = [state(params, device=DEVICE) for _ in range(4)]
+    states = [state(params) for _ in range(4)]
     ours, theirs = (Sampler(way)(logits, states) for way in (function, None))
     assert ours.token_ids == theirs.token_ids
     assert ours.token_ids[:3] == [FAILED] * 3

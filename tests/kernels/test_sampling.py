@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from corellm.sampling.logit_edits import Entries, collect_edits, edit_logits
+from corellm.sampling.constraint import ConstraintKinds, pack
+from corellm.sampling.logit_edits import Entries, LogitEdits, collect_edits, edit_logits
 from corellm.sampling.sampler import draw
 from corellm.sampling.sampling_state import SamplingState
 from corellm.sampling.token_weights import token_weights
@@ -27,6 +29,7 @@ from corellm_kernels.gpu.logits import edited
 from corellm_kernels.gpu.sampling import FAILED, sample, sample_reference
 from corellm_kernels.logit_edits import edited_by_torch
 from tests.kernels.comparing import DEVICE, DTYPES
+from tests.sampling.automaton import Automata, automaton
 
 LAST = 1 - 2.0**-53
 """The last random number."""
@@ -38,7 +41,8 @@ if DEVICE.type == "cpu" and unavailable() is None:
 
 def state(params: SamplingParams, vocab: int, prompt: Sequence[int] = (), outputs: Sequence[int] = ()) -> SamplingState:
     sequence = NewSequence("r", list(prompt), list(outputs), params, (), frozenset({2}), [[5], [3, 4]])
-    return SamplingState(sequence, vocab, DEVICE, 0)
+    kinds = ConstraintKinds(Automata().register_constraints(None, vocab))
+    return SamplingState(sequence, vocab, 0, kinds)
 
 
 def run(sampler: Callable[..., Tensor], logits: Tensor, params: Sequence[SamplingParams], uniforms: Tensor) -> Tensor:
@@ -235,6 +239,7 @@ def test_edits_are_those_of_the_worker(editor: Callable[..., Tensor], vocab: int
         state(SamplingParams(frequency_penalty=0.5, presence_penalty=-0.3, min_tokens=9), vocab, outputs=[3, 3, 9]),
         state(SamplingParams(allowed_token_ids=[0, 31, 32, 5, vocab - 1]), vocab),
         state(SamplingParams(repetition_penalty=1e-30, allowed_token_ids=range(2, 90)), vocab, outputs=long[:40]),
+        state(SamplingParams(presence_penalty=0.5, constraint=automaton(start=4)), vocab, outputs=[3, 8]),
     ]
     logits = torch.randn(len(states), vocab, generator=generator) * 1e9
     logits[1] /= 1e8
@@ -245,6 +250,22 @@ def test_edits_are_those_of_the_worker(editor: Callable[..., Tensor], vocab: int
     assert torch.equal(given.cpu(), logits)
     assert expected.isneginf().any()
     assert (expected == torch.finfo(torch.float32).max).any()
+
+
+@pytest.mark.parametrize("editor", EDITORS)
+@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 2047, 2048, 2049, 5000])
+def test_packed_masks_are_those_of_bools(editor: Callable[..., Tensor], vocab: int) -> None:
+    """Of some rows, in any order; bits beyond the vocabulary have no meaning."""
+    generator = torch.Generator().manual_seed(vocab)
+    logits, may = torch.randn(4, vocab, generator=generator), torch.rand(3, vocab, generator=generator) < 0.5
+    masks = np.stack([pack(row.nonzero()[:, 0].numpy(), vocab) for row in may])
+    if vocab % 32:
+        masks[:, -1] |= -1 << vocab % 32
+    rows = torch.tensor([3, 0, 1])
+    wanted = logits.clone()
+    wanted[rows] = logits[rows].masked_fill(~may, -torch.inf)
+    edits = LogitEdits(torch.from_numpy(masks).to(DEVICE), rows.to(DEVICE), None, None, None)
+    assert torch.equal(editor(logits.to(DEVICE), edits).cpu(), wanted)
 
 
 @pytest.mark.parametrize("editor", EDITORS)

@@ -35,7 +35,6 @@ from corellm.sampling.token_weights import token_weights
 from corellm.sampling_params import SamplingParams
 from corellm.scheduling.batch import NewSequence
 
-CPU = torch.device("cpu")
 VOCAB = 300
 EOS = 2
 
@@ -51,10 +50,8 @@ def sequence(
     return NewSequence(request_id, prompt, [] if outputs is None else outputs, params, (), frozenset({EOS}), bad_words)
 
 
-def state(
-    params: SamplingParams, *, vocab: int = VOCAB, engine_seed: int = 0, device: torch.device = CPU, **kwargs: Any
-) -> SamplingState:
-    return SamplingState(sequence(params, **kwargs), vocab, device, engine_seed)
+def state(params: SamplingParams, *, vocab: int = VOCAB, engine_seed: int = 0, **kwargs: Any) -> SamplingState:
+    return SamplingState(sequence(params, **kwargs), vocab, engine_seed)
 
 
 def logits_of(rows: int, vocab: int = VOCAB, *, seed: int = 0, scale: float = 3.0) -> torch.Tensor:

@@ -19,6 +19,7 @@ from corellm.loading.dummy_steps import capture_graphs
 from corellm.worker.decode_graphs import DecodeGraphs, StaticInputs, graph_sizes
 from corellm.worker.input_batch import FlatBatch
 from tests.fixtures import generate_together, random_image
+from tests.sampling.automaton import automata, automaton
 from tests.worker.replayed_graph import ReplayedGraph
 from tests.worker.tensor_attention import TensorAttention
 
@@ -38,6 +39,12 @@ PROMPTS = {
     "llava": "USER: <image>\nWhat is this? ASSISTANT:",
     "qwen2-vl": "<|vision_start|><|image_pad|><|vision_end|>What is this?",
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _constraints() -> Iterator[None]:
+    with automata():
+        yield
 
 
 @pytest.fixture
@@ -98,6 +105,7 @@ SAMPLING: list[dict[str, Any]] = [
 LOOKING: list[dict[str, Any]] = [
     {"temperature": 0, "max_tokens": 9, "repetition_penalty": 1.3},
     {"temperature": 0.9, "seed": 4, "max_tokens": 6, "frequency_penalty": 0.5, "logprobs": 0},
+    {"temperature": 0.9, "seed": 6, "max_tokens": 25, "constraint": automaton()},
 ]
 """Requests whose next step has to know their last token."""
 

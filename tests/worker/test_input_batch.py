@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 def make_state(prompt_len: int = 8) -> SequenceState:
     sequence = NewSequence("r", list(range(prompt_len)), [], SamplingParams(), [])
-    return SequenceState(sequence, SamplingState(sequence, 100, CPU, 0))
+    return SequenceState(sequence, SamplingState(sequence, 100, 0))
 
 
 @given(

@@ -64,7 +64,7 @@ def test_every_token_gets_its_own_embedding(size: int) -> None:
     outputs = {feature.identifier: torch.arange(3.0)[: feature.placeholder.num_embeds, None] for feature in features}
     state = SequenceState(
         sequence := NewSequence("r", list(range(20)), [], SamplingParams(), features),
-        SamplingState(sequence, 100, torch.device("cpu"), 0),
+        SamplingState(sequence, 100, 0),
     )
     embeds = torch.full((20,), -1.0)
     for start in range(0, 20, size):

@@ -38,6 +38,7 @@ from corellm.multimodal.item_limits import check_counts
 from corellm.multimodal.processor import MultiModalProcessor
 from corellm.plugin.hook_callers import HookCallers
 from corellm.prompts import is_token_ids, is_unicode, plain_token_ids
+from corellm.sampling.constraint import NO_CONSTRAINTS, ConstraintKinds
 from corellm.sampling_params import SamplingParams, shown
 from corellm.scheduling.encoder_prompt import EncoderPrompt
 from corellm.scheduling.request_part import PLAIN, RequestPart
@@ -92,6 +93,7 @@ class InputProcessor:
         scheduling_policy: of the engine; requests may have a priority under `"priority"` only.
         max_states: most states of an encoder-decoder's encoder; None for a model that is only a decoder.
         remote_media: fetches what conversations name by URL; None for no URLs.
+        constraints: those that requests may have.
     """
 
     prompt_keys: frozenset[str] = PROMPT_KEYS
@@ -111,6 +113,7 @@ class InputProcessor:
         scheduling_policy: str = "fcfs",
         max_states: int | None = None,
         remote_media: RemoteMedia | None = None,
+        constraints: ConstraintKinds = NO_CONSTRAINTS,
     ) -> None:
         self.tokenizer = tokenizer
         self._hooks, self.max_states = hooks, max_states
@@ -132,6 +135,7 @@ class InputProcessor:
         self._chat_template = chat_template
         self._scheduling_policy = scheduling_policy
         self._remote_media = remote_media
+        self._constraints = constraints
 
     def close(self) -> None:
         """End the threads and processes that read items."""
@@ -438,10 +442,11 @@ class InputProcessor:
     # --- parameters against the model -------------------------------------------------------------------------------
 
     def check_params(self, params: SamplingParams) -> None:
-        """Check token ids in sampling parameters against the logits' width.
+        """Check what depends on the model in sampling parameters: token ids against the logits' width, the constraint.
 
         Raises:
-            InvalidParameterError: names the parameter and the id.
+            InvalidParameterError: names the parameter and the value.
+            RequestFailedError: the constraint's extension failed.
         """
         for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
             for token in getattr(params, name) or ():
@@ -450,6 +455,8 @@ class InputProcessor:
                         f"{name}: {shown(token)} is no token id of this model; they are below {self.vocab_size}",
                         param=name,
                     )
+        if params.constraint is not None:
+            self._constraints.make(params.constraint)
 
     def bad_words_ids(self, params: SamplingParams) -> list[list[int]]:
         """Token sequences of `bad_words`."""

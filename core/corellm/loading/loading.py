@@ -43,6 +43,8 @@ from corellm.loading.sizing import Sizes, plan_sizes, sequences_at_once, token_b
 from corellm.multimodal.profile import DummyProfile
 from corellm.plugin.extensions import first_result
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
+from corellm.sampling.constraint import ConstraintKinds, find_constraints
+from corellm.sampling.sampling_state import SamplingState
 from corellm.scheduling.block_manager import BlockManager
 from corellm.scheduling.block_pool import BlockPool
 from corellm.scheduling.block_user import BlockUser
@@ -123,7 +125,8 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
         config = replace(config, cache=replace(config.cache, enable_prefix_caching=False))
         with memory.explaining("the states of sequences", "lower max_num_seqs"):
             recurrent = make_recurrent_states(config, context, weights)
-    make_runner = partial(_make_runner, config, context, hooks, weights, backend, kv_dtype, recurrent)
+    constraints = find_constraints(context.tokenizer, weights.vocab_size)
+    make_runner = partial(_make_runner, config, context, hooks, weights, backend, kv_dtype, recurrent, constraints)
     mm_processor = make_mm_processor(config, opened, executor, wanted_len(config, context))
     on_failure.callback(mm_processor.close)
     mm_processor.start()
@@ -155,7 +158,7 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
     return LoadedModel(
         context=context,
         input_processor=make_input_processor(
-            config, opened, mm_processor, weights.vocab_size, weights.embedding_size, sizes.max_model_len
+            config, opened, mm_processor, weights.vocab_size, weights.embedding_size, sizes.max_model_len, constraints
         ),
         scheduler=make_scheduler(
             config,
@@ -261,6 +264,7 @@ def _make_runner(
     backend: AttentionBackend,
     kv_dtype: torch.dtype,
     recurrent: RecurrentStates | None,
+    constraints: ConstraintKinds,
     *,
     num_blocks: int,
     num_host_blocks: int = 0,
@@ -280,11 +284,15 @@ def _make_runner(
         cache,
         backend,
         block_size=config.cache.block_size,
-        vocab_size=weights.vocab_size,
         embedding_width=_embedding_width(hooks, weights),
         dtype=context.dtype,
         device=context.device,
-        seed=secrets.randbits(63) if config.model.seed is None else config.model.seed,
+        new_sampling=partial(
+            SamplingState,
+            vocab_size=weights.vocab_size,
+            engine_seed=secrets.randbits(63) if config.model.seed is None else config.model.seed,
+            constraints=constraints,
+        ),
         sample=first_result("register_sampling", callable, device=context.device),
         make_parts=parts_of(weights, cache, recurrent),
     )

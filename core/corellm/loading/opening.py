@@ -25,6 +25,7 @@ from corellm.multimodal.processor import MultiModalProcessor
 from corellm.plugin.extensions import first_result, load_extensions
 from corellm.plugin.hook_callers import HookCallers, hook_callers
 from corellm.plugin.manager import build_manager, call_static_hook
+from corellm.sampling.constraint import NO_CONSTRAINTS, ConstraintKinds
 from corellm.templates.renderer import TemplateRenderer
 
 
@@ -143,6 +144,7 @@ def make_input_processor(
     vocab_size: int,
     embedding_size: int,
     max_model_len: int,
+    constraints: ConstraintKinds = NO_CONSTRAINTS,
 ) -> InputProcessor:
     """Return the processor of prompts."""
     make = opened.use.input_processor(opened.context, max_model_len)
@@ -162,4 +164,5 @@ def make_input_processor(
         scheduling_policy=config.scheduler.scheduling_policy,
         max_states=opened.hooks.get_max_encoder_states(),
         remote_media=remote_media,
+        constraints=constraints,
     )

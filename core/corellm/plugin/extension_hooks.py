@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from corellm.llm import LLM
     from corellm.loading.model_use import ModelUse
     from corellm.modelling.defaults import MergeRows
+    from corellm.sampling.constraint import MakeConstraint
     from corellm.sampling.device_sampling import Sample
 
 _hookspec = pluggy.HookspecMarker(PROJECT_NAME)
@@ -48,6 +49,19 @@ def register_sampling(device: torch.device) -> Sample | None:
     """Offer a function that chooses tokens on a device: a `corellm.sampling.device_sampling.Sample`.
 
     The first offer is taken. None if it does not run on this device.
+    """
+
+
+@_hookspec
+def register_constraints(tokenizer: Any, vocab_size: int) -> dict[str, MakeConstraint] | None:
+    """Offer kinds of constraints on sampling: `{kind: function}`, a `corellm.sampling.constraint.MakeConstraint` each.
+
+    A request names the kind in its `SamplingParams.constraint`. Called once per loaded model in each process that
+    prepares its requests or runs it. A kind that two extensions offer is an error.
+
+    Args:
+        tokenizer: the model's.
+        vocab_size: width of the logits; the tokenizer may have fewer tokens, or more.
     """
 
 

@@ -34,7 +34,8 @@ class LogitEdits:
     """The edits of a batch on the logits' device, in the order in which they are applied; None for those no row has."""
 
     allowed: Tensor | None
-    """`[num_masks, vocab]` bool: the tokens allowed in the rows `allowed_rows`; other logits become minus infinity."""
+    """`[num_masks, ceil(vocab / 32)]` int32: the tokens allowed in the rows `allowed_rows`; other logits become minus
+    infinity. Token `t` is bit `t % 32` of word `t // 32`; bits beyond the vocabulary have no meaning."""
     allowed_rows: Tensor | None
     """`[num_masks]` int64."""
     added: Entries | None
@@ -46,7 +47,7 @@ class LogitEdits:
 
 
 def edit_logits(logits: Tensor, states: Sequence[SamplingState]) -> None:
-    """Apply allowed tokens, bad words, `min_tokens`, `logit_bias` and the penalties, in place.
+    """Apply allowed tokens, the constraint, bad words, `min_tokens`, `logit_bias` and the penalties, in place.
 
     Args:
         logits: `[num_seqs, vocab]`, float32; overwritten.
@@ -57,12 +58,12 @@ def edit_logits(logits: Tensor, states: Sequence[SamplingState]) -> None:
 
 def collect_edits(states: Sequence[SamplingState], device: torch.device) -> LogitEdits:
     """Return the sequences' edits for their next token, copied to the device asynchronously."""
-    masks = [(row, state.allowed) for row, state in enumerate(states) if state.allowed is not None]
+    masks = [(row, mask) for row, state in enumerate(states) if (mask := state.allowed_tokens()) is not None]
     added = [_joined(state.additions()) for state in states]
     seen = [state.seen_tokens() if state.penalised else _NOTHING for state in states]
     penalised = any(state.penalised for state in states)
     return LogitEdits(
-        allowed=torch.stack([mask for _, mask in masks]) if masks else None,
+        allowed=upload(np.stack([mask for _, mask in masks]), device) if masks else None,
         allowed_rows=upload(np.array([row for row, _ in masks]), device) if masks else None,
         added=_entries(added, device) if any(len(ids) for ids, _ in added) else None,
         seen=_entries(seen, device) if penalised else None,
@@ -78,8 +79,8 @@ def apply_edits(logits: Tensor, edits: LogitEdits) -> None:
     """
     if edits.allowed is not None:
         assert edits.allowed_rows is not None
-        for row, allowed in zip(edits.allowed_rows.tolist(), edits.allowed, strict=True):
-            logits[row].masked_fill_(~allowed, -torch.inf)
+        for row, mask in zip(edits.allowed_rows.tolist(), edits.allowed, strict=True):
+            logits[row].masked_fill_(~_unpacked(mask, logits.shape[1]), -torch.inf)
     if edits.added is not None:
         logits.index_put_(_places(edits.added), edits.added.values, accumulate=True)
     if edits.seen is not None:
@@ -119,3 +120,9 @@ def _places(entries: Entries) -> tuple[Tensor, Tensor]:
     rows = torch.arange(len(entries.offsets) - 1, device=entries.offsets.device)
     counts = entries.offsets.diff()
     return rows.repeat_interleave(counts, output_size=len(entries.token_ids)), entries.token_ids
+
+
+def _unpacked(mask: Tensor, vocab_size: int) -> Tensor:
+    """Return a packed mask as `[vocab]` bool."""
+    bits = torch.arange(32, dtype=torch.int32, device=mask.device)
+    return ((mask[:, None] >> bits) & 1).flatten()[:vocab_size].bool()

@@ -186,7 +186,9 @@ def _failure(state: SamplingState, peak: float) -> CorellmError:
             f"{where}: the model's logits hold NaN or infinity; another dtype (bfloat16 or float32) may help, or the "
             "checkpoint is broken"
         )
-    candidates = ("allowed_token_ids", "bad_words", "min_tokens", "logit_bias")
+    if state.failure is not None:
+        return state.failure
+    candidates = ("allowed_token_ids", "constraint", "bad_words", "min_tokens", "logit_bias")
     asked = [name for name in candidates if getattr(state.params, name)]
     return InvalidParameterError(
         f"{where}: {', '.join(asked) or 'the sampling parameters'} leave no token that may be generated; loosen them",

@@ -12,10 +12,12 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from corellm.errors import CorellmError, RequestFailedError
+from corellm.sampling.constraint import NO_CONSTRAINTS, Constraint, ConstraintKinds, TokenMask, num_words, pack
 from corellm.scheduling.batch import NewSequence
+from corellm.system.failures import failure_of
 
 Ids = NDArray[np.int64]
 Values = NDArray[np.float32]
@@ -30,11 +32,16 @@ class SamplingState:
     Args:
         sequence: the sequence; its `output_token_ids` is read at every step and may hold tokens already.
         vocab_size: the logits' width.
-        device: where the logits are.
         engine_seed: with the request's id, the source of random numbers of a request without a seed.
+        constraints: those that requests may have.
+
+    Attributes:
+        failure: why the constraint failed, after which it allows no token; None as long as it has not.
     """
 
-    def __init__(self, sequence: NewSequence, vocab_size: int, device: torch.device, engine_seed: int) -> None:
+    def __init__(
+        self, sequence: NewSequence, vocab_size: int, engine_seed: int, constraints: ConstraintKinds = NO_CONSTRAINTS
+    ) -> None:
         params = sequence.sampling_params
         self.request_id = sequence.request_id
         self.params = params
@@ -43,12 +50,12 @@ class SamplingState:
         self._outputs: Sequence[int] = sequence.output_token_ids
         self._vocab_size = vocab_size
 
-        self.allowed: torch.Tensor | None = None
-        """Which tokens may be generated: `[vocab]` bool, on the logits' device; None for all."""
+        self._allowed: TokenMask | None = None
         if params.allowed_token_ids is not None:
-            self.allowed = torch.zeros(vocab_size, dtype=torch.bool)
-            self.allowed[self._reachable(params.allowed_token_ids)] = True
-            self.allowed = self.allowed.to(device)
+            self._allowed = pack(self._reachable(params.allowed_token_ids), vocab_size)
+        self._constraint: Constraint | None = None
+        self._constraints, self._stop_token_ids, self._num_accepted = constraints, sequence.stop_token_ids, 0
+        self.failure: CorellmError | None = None
         self._constant, self._bad_endings = self._constant_additions(sequence)
         self._held_back = _forbidden(self._reachable(sequence.stop_token_ids))
 
@@ -91,7 +98,8 @@ class SamplingState:
     def edits_logits(self) -> bool:
         """Whether the next token's logits are changed before temperature: by a mask, a bias or a penalty."""
         return (
-            self.allowed is not None
+            self._allowed is not None
+            or self.params.constraint is not None
             or self.penalised
             or len(self._constant[0]) > 0
             or bool(self._bad_endings)
@@ -101,6 +109,30 @@ class SamplingState:
     @property
     def _below_min_tokens(self) -> bool:
         return len(self._outputs) < self.params.min_tokens and len(self._held_back[0]) > 0
+
+    def allowed_tokens(self) -> TokenMask | None:
+        """Return which tokens may come next, or None for all; none may once the constraint has failed."""
+        if self.params.constraint is None:
+            return self._allowed
+        mask = np.zeros(num_words(self._vocab_size), dtype=np.int32)
+        if self.failure is None:
+            try:
+                self._current_constraint().fill(mask)
+            except Exception as error:
+                where = f"generated token {self.num_generated}: the constraint {self.params.constraint.kind!r:.100}"
+                self.failure = failure_of(where, error, RequestFailedError)
+                mask[:] = 0
+        return mask if self._allowed is None else mask & self._allowed
+
+    def _current_constraint(self) -> Constraint:
+        """Return the constraint after it accepted the whole output."""
+        if self._constraint is None:
+            assert self.params.constraint is not None
+            self._constraint = self._constraints.make(self.params.constraint, self._stop_token_ids)
+        for position in range(self._num_accepted, len(self._outputs)):
+            self._constraint.accept(self._outputs[position])
+        self._num_accepted = len(self._outputs)
+        return self._constraint
 
     def additions(self) -> list[tuple[Ids, Values]]:
         """Return `(token ids, values)` to add to the next token's logits; minus infinity forbids a token."""

@@ -50,10 +50,9 @@ class ModelRunner:
         kv_cache: its layers' caches.
         backend: the attention backend.
         block_size: slots per block.
-        vocab_size: width of the logits.
         embedding_width: width of the embeddings that `get_multimodal_embeddings` returns; None for that of the first.
         dtype, device: of the model.
-        seed: of requests that bring none.
+        new_sampling: makes the sampling state of a sequence.
         sample: an extension's function that chooses tokens, or None.
         make_parts: makes what runs beside the decoder, of this object.
 
@@ -77,17 +76,16 @@ class ModelRunner:
         backend: AttentionBackend,
         *,
         block_size: int,
-        vocab_size: int,
         embedding_width: int | None,
         dtype: torch.dtype,
         device: torch.device,
-        seed: int = 0,
+        new_sampling: Callable[[NewSequence], SamplingState],
         sample: Sample | None = None,
         make_parts: Callable[[ModelRunner], Sequence[StepPart]] = lambda runner: (),
     ) -> None:
         self.hooks, self.model, self._language_model = hooks, model, language_model
         self.kv_cache, self.backend = kv_cache, backend
-        self.block_size, self.vocab_size, self.device, self._seed = block_size, vocab_size, device, seed
+        self.block_size, self.device, self._new_sampling = block_size, device, new_sampling
         self.encoders = EncoderRunner(hooks, model, embedding_width, dtype, device)
         self.sampler = Sampler(sample)
         self._states: dict[str, SequenceState] = {}
@@ -154,7 +152,7 @@ class ModelRunner:
 
     def new_state(self, sequence: NewSequence) -> SequenceState:
         """The state of a sequence of which nothing is computed yet."""
-        return SequenceState(sequence, SamplingState(sequence, self.vocab_size, self.device, self._seed))
+        return SequenceState(sequence, self._new_sampling(sequence))
 
     def _admit(self, sequence: NewSequence, result: StepResult) -> None:
         state = self._states[sequence.request_id] = self.new_state(sequence)

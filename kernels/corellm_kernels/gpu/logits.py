@@ -2,7 +2,7 @@
 
 What a row's tokens are comes as flat lists: row `r` has the entries `offsets[r]` to `offsets[r + 1]`. One program per
 row reads 8 to 12 bytes an entry, and reads and writes 4 bytes of logits, at random places; a row without entries costs
-nothing. Allowed tokens come as a byte each; only what is forbidden is read and written.
+nothing. Allowed tokens come as a bit each; only what is forbidden is read and written.
 
 A logit that is NaN or plus infinity stays one, so that sampling reports the row.
 
@@ -57,11 +57,12 @@ def _add_kernel(logits, token_ids, values, offsets, stride, vocab, BLOCK: tl.con
 
 
 @triton.jit
-def _restrict_kernel(logits, allowed, rows, stride, vocab, BLOCK: tl.constexpr):
+def _restrict_kernel(logits, allowed, rows, stride, vocab, num_words, BLOCK: tl.constexpr):
     mask = tl.program_id(1).to(tl.int64)
     row = tl.load(rows + mask).to(tl.int64)
     tokens = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    forbidden = tl.load(allowed + mask * vocab + tokens, mask=tokens < vocab, other=1) == 0
+    words = tl.load(allowed + mask * num_words + tokens // 32, mask=tokens < vocab, other=-1)
+    forbidden = ((words >> (tokens % 32)) & 1) == 0
     values = tl.load(logits + row * stride + tokens, mask=forbidden, other=float("inf"))
     tl.store(logits + row * stride + tokens, float("-inf"), mask=forbidden & (values < float("inf")))
 
@@ -88,13 +89,13 @@ def restrict(logits: Tensor, allowed: Tensor, rows: Tensor) -> None:
 
     Args:
         logits: `[num_rows, vocab]`, float32, rows contiguous.
-        allowed: `[num_masks, vocab]`, bool, contiguous.
+        allowed: `[num_masks, ceil(vocab / 32)]`, int32, contiguous; token `t` is bit `t % 32` of word `t // 32`.
         rows: `[num_masks]`, integers: which row a mask is for.
     """
     vocab = logits.shape[1]
     _restrict_kernel[(triton.cdiv(vocab, 2 * _BLOCK), len(rows))](
-        logits, allowed.view(torch.uint8), rows, logits.stride(0), vocab, BLOCK=2 * _BLOCK
-    )  # fmt: skip
+        logits, allowed, rows, logits.stride(0), vocab, allowed.shape[1], BLOCK=2 * _BLOCK
+    )
 
 
 def add(logits: Tensor, added: Entries) -> None:

@@ -1,0 +1,132 @@
+"""What narrows a sequence's next token, such as a grammar: what extensions make, and the kinds that are installed.
+
+Knows packed masks, kinds and definitions; knows neither logits nor what a definition says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corellm.errors import ContractError, InvalidParameterError, RequestFailedError
+from corellm.plugin.extensions import call_extensions
+from corellm.sampling_params import ConstraintParams
+from corellm.system.failures import failure_of
+
+TokenMask = NDArray[np.int32]
+"""Some tokens of the vocabulary, packed: `[ceil(vocab / 32)]` int32, token `t` is bit `t % 32` of word `t // 32`."""
+
+
+class Constraint(Protocol):
+    """What one sequence may still generate; made by an extension, owned by the sequence's `SamplingState`.
+
+    It is called in the engine's thread, between a step's logits and its tokens. What a method raises fails the request
+    alone. After a preemption another one is made, which accepts the output so far: it must fill the same masks.
+    """
+
+    def fill(self, mask: TokenMask) -> None:
+        """Set the bits of the tokens that may come next; nothing else changes by it, and it may be called again.
+
+        If no bit is set, the request fails: where an output may end, set those of the tokens that end it.
+
+        Args:
+            mask: see `TokenMask`; all bits are 0. Those beyond the vocabulary have no meaning.
+        """
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """Take in the output's next token, which was allowed. Not called for a token that ends the output."""
+        ...
+
+    def rollback(self, num_tokens: int) -> None:
+        """Take back the last accepted tokens, at most as many as were accepted: those of a draft that did not come."""
+        ...
+
+
+class MakeConstraint(Protocol):
+    """A function of an extension that makes constraints of one kind."""
+
+    def __call__(self, definition: str, stop_token_ids: frozenset[int]) -> Constraint:
+        """Make the constraint of a sequence that begins.
+
+        Called when a request comes, to refuse a wrong definition, and again for each of its sequences: keep what takes
+        long to compute. Safe to call from several threads.
+
+        Args:
+            definition: of the request's `ConstraintParams`.
+            stop_token_ids: the tokens that end the output; empty when a request comes.
+
+        Raises:
+            InvalidParameterError: the definition is wrong.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class ConstraintKinds:
+    """The kinds of constraints that requests may have, for one loaded model."""
+
+    makers: Mapping[str, MakeConstraint] = field(default_factory=dict)
+
+    def make(self, params: ConstraintParams, stop_token_ids: frozenset[int] = frozenset()) -> Constraint:
+        """Make a constraint.
+
+        Raises:
+            InvalidParameterError: the kind is unknown, or the definition wrong.
+            RequestFailedError: the extension failed otherwise.
+        """
+        make = self.makers.get(params.kind)
+        if make is None:
+            raise InvalidParameterError(
+                f"constraint: no installed extension makes constraints of the kind {params.kind!r:.100} "
+                f"(kinds that are known: {', '.join(sorted(self.makers)) or 'none'}); install one that does, or take "
+                "allowed_token_ids",
+                param="constraint",
+            )
+        try:
+            return make(params.definition, stop_token_ids)
+        except Exception as error:
+            failure = failure_of(f"making the constraint {params.kind!r:.100}", error, RequestFailedError)
+        raise failure
+
+
+NO_CONSTRAINTS = ConstraintKinds()
+
+
+def find_constraints(tokenizer: Any, vocab_size: int) -> ConstraintKinds:
+    """Return the kinds of constraints that the installed extensions make for a model; arguments as of the hook.
+
+    Raises:
+        ContractError: two extensions make the same kind.
+    """
+    makers: dict[str, MakeConstraint] = {}
+    owners: dict[str, str] = {}
+    offers = call_extensions("register_constraints", _is_makers, tokenizer=tokenizer, vocab_size=vocab_size)
+    for extension, offered in offers:
+        for kind, make in offered.items():
+            if kind in makers:
+                raise ContractError(
+                    f"{extension} and {owners[kind]} both make constraints of the kind {kind!r}; uninstall one"
+                )
+            makers[kind], owners[kind] = make, extension
+    return ConstraintKinds(makers)
+
+
+def pack(token_ids: NDArray[np.int64], vocab_size: int) -> TokenMask:
+    """Return a mask of these tokens."""
+    tokens = np.zeros(32 * num_words(vocab_size), dtype=np.bool_)
+    tokens[token_ids] = True
+    return np.packbits(tokens, bitorder="little").view(np.int32)
+
+
+def num_words(vocab_size: int) -> int:
+    """Words of a mask."""
+    return -(-vocab_size // 32)
+
+
+def _is_makers(result: Any) -> bool:
+    return isinstance(result, dict) and all(isinstance(kind, str) and callable(make) for kind, make in result.items())

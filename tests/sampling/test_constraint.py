@@ -1,0 +1,172 @@
+"""Constraints on sampling: what a sequence's state asks of them, and the masks that come of it."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corellm.errors import ContractError, InvalidParameterError, RequestFailedError
+from corellm.plugin.extensions import load_extensions
+from corellm.sampling.constraint import ConstraintKinds, TokenMask, find_constraints, num_words, pack
+from corellm.sampling.logit_edits import LogitEdits, apply_edits
+from corellm.sampling.sampler import FAILED, Sampler
+from corellm.sampling.sampling_state import SamplingState
+from corellm.sampling_params import ConstraintParams, SamplingParams
+from corellm.scheduling.batch import NewSequence
+from tests.sampling.automaton import Automata, allowed, automata, automaton
+
+VOCAB = 90
+EOS = 2
+KINDS = ConstraintKinds(Automata().register_constraints(None, VOCAB))
+
+
+def state(params: SamplingParams, outputs: list[int]) -> SamplingState:
+    sequence = NewSequence("r", [1, 2], outputs, params, (), frozenset({EOS}))
+    return SamplingState(sequence, VOCAB, 0, KINDS)
+
+
+def tokens_of(mask: TokenMask | None, vocab_size: int = VOCAB) -> list[int]:
+    assert mask is not None
+    return [token for token in range(vocab_size) if mask[token // 32] >> token % 32 & 1]
+
+
+@given(vocab_size=st.integers(1, 200), seed=st.integers(0, 99))
+def test_packed_masks_are_those_of_bools(vocab_size: int, seed: int) -> None:
+    """Tokens packed, unpacked bit by bit, and applied to logits; bits beyond the vocabulary have no meaning."""
+    generator = torch.Generator().manual_seed(seed)
+    may = torch.rand(3, vocab_size, generator=generator) < 0.4
+    masks = np.stack([pack(row.nonzero()[:, 0].numpy(), vocab_size) for row in may])
+    assert masks.shape == (3, num_words(vocab_size))
+    assert masks.dtype == np.int32
+    assert [tokens_of(mask, vocab_size) for mask in masks] == [row.nonzero()[:, 0].tolist() for row in may]
+    if vocab_size % 32:
+        masks[:, -1] |= -1 << vocab_size % 32
+    logits = torch.randn(4, vocab_size, generator=generator)
+    wanted = logits.clone()
+    wanted[[3, 0, 1]] = logits[[3, 0, 1]].masked_fill(~may, -torch.inf)
+    apply_edits(logits, LogitEdits(torch.from_numpy(masks), torch.tensor([3, 0, 1]), None, None, None))
+    assert torch.equal(logits, wanted)
+
+
+@given(outputs=st.lists(st.integers(0, VOCAB - 1), max_size=12), cut=st.integers(0, 12))
+def test_a_state_made_again_asks_for_the_same_tokens(outputs: list[int], cut: int) -> None:
+    """One that followed the output from the beginning, one made after a preemption, and the rule itself."""
+    params = SamplingParams(constraint=automaton(start=3))
+    growing: list[int] = outputs[:cut]
+    following = state(params, growing)
+    for token in [*outputs[cut:], None]:
+        following.allowed_tokens()
+        again = following.allowed_tokens()  # a step that runs twice
+        assert tokens_of(again) == tokens_of(state(params, list(growing)).allowed_tokens())
+        assert tokens_of(again) == allowed(growing, VOCAB, start=3)
+        if token is not None:
+            growing.append(token)
+
+
+@given(
+    before=st.lists(st.integers(0, VOCAB - 1), max_size=6),
+    drafted=st.lists(st.integers(0, VOCAB - 1), max_size=6),
+    after=st.lists(st.integers(0, VOCAB - 1), max_size=6),
+)
+def test_what_is_rolled_back_leaves_no_trace(before: list[int], drafted: list[int], after: list[int]) -> None:
+    constraint = KINDS.make(automaton())
+
+    def follow(token_ids: Sequence[int]) -> list[list[int]]:
+        masks = []
+        for token in token_ids:
+            constraint.accept(token)
+            constraint.fill(mask := np.zeros(num_words(VOCAB), dtype=np.int32))
+            masks.append(tokens_of(mask))
+        return masks
+
+    follow(before)
+    follow(drafted)
+    constraint.rollback(len(drafted))
+    assert follow(after) == [allowed([*before, *after[: i + 1]], VOCAB) for i in range(len(after))]
+
+
+def test_allowed_tokens_and_a_constraint_both_hold() -> None:
+    limited = state(SamplingParams(constraint=automaton(), allowed_token_ids=range(20, 50)), [5])
+    assert tokens_of(limited.allowed_tokens()) == [t for t in allowed([5], VOCAB) if 20 <= t < 50]
+    assert state(SamplingParams(), []).allowed_tokens() is None
+    assert not state(SamplingParams(), []).edits_logits
+    assert limited.edits_logits
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_constraint_that_fails_ends_its_row_alone(temperature: float) -> None:
+    """In making, filling and accepting, or with no token left; asked again it fails with the same error."""
+    params = SamplingParams(temperature=temperature, seed=1)
+    logits = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(0))
+    faults = [None, "always", "fill", "accept", "no token", None]
+    constraints = [automaton() if fault is None else automaton(fails=fault) for fault in faults]
+    outputs: list[list[int]] = [[], [], [], [7], [], [4]]
+    states = [
+        state(SamplingParams(temperature=temperature, seed=1, constraint=constraint, logprobs=0), list(tokens))
+        for constraint, tokens in zip(constraints, outputs, strict=True)
+    ]
+    states[0] = state(params, [])
+    for output in (Sampler()(logits, states), Sampler()(logits, states)):
+        assert sorted(output.failed) == [1, 2, 3, 4]
+        assert output.token_ids[1:5] == [FAILED] * 4
+        assert output.token_ids[0] == Sampler()(logits[:1], [state(params, [])]).token_ids[0]
+        assert output.token_ids[5] in allowed([4], VOCAB)
+        for row, words in {
+            1: "making the constraint 'automaton' failed with RuntimeError: the automaton fails in always",
+            2: "token 0: the constraint 'automaton' failed with RuntimeError: the automaton fails in fill",
+            3: "token 1: the constraint 'automaton' failed with RuntimeError: the automaton fails in accept",
+        }.items():
+            with pytest.raises(RequestFailedError, match=words):
+                raise output.failed[row]
+        with pytest.raises(InvalidParameterError, match="token 0: constraint leave no token") as raised:
+            raise output.failed[4]
+        assert raised.value.param == "constraint"
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: SamplingParams(constraint={"kind": "x"}), "constraint must be a ConstraintParams, got {'kind'"),  # type: ignore[arg-type]
+        (lambda: ConstraintParams("", "x"), "a kind and a definition, both strings; got ''"),
+        (lambda: ConstraintParams("automaton", {}), "both strings; got 'automaton' and {}"),  # type: ignore[arg-type]
+    ],
+)
+def test_parameters_of_wrong_types(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(InvalidParameterError, match=re.escape(words)) as raised:
+        make()
+    assert raised.value.param == "constraint"
+
+
+def test_parameters_go_to_other_processes() -> None:
+    params = SamplingParams(n=2, constraint=automaton(9))
+    assert params.clone().constraint == params.child(1).constraint == automaton(9)
+    assert pickle.loads(pickle.dumps(params)) == params
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
+
+
+def test_kinds_are_those_that_extensions_make() -> None:
+    """An unknown one is refused with those that are known, a wrong definition by its extension."""
+    with pytest.raises(InvalidParameterError, match=r"'grammar' \(kinds that are known: none\)") as raised:
+        find_constraints(None, VOCAB).make(ConstraintParams("grammar", ""))
+    assert raised.value.param == "constraint"
+    with automata():
+        kinds = find_constraints(None, VOCAB)
+        with pytest.raises(InvalidParameterError, match=r"'grammar' \(kinds that are known: automaton\)"):
+            kinds.make(ConstraintParams("grammar", ""))
+        with pytest.raises(InvalidParameterError, match=r"no automaton: '\{'"):
+            kinds.make(ConstraintParams("automaton", "{"))
+        other = Automata()
+        load_extensions().register(other)
+        try:
+            with pytest.raises(ContractError, match="both make constraints of the kind 'automaton'; uninstall one"):
+                find_constraints(None, VOCAB)
+        finally:
+            load_extensions().unregister(other)
