@@ -74,6 +74,7 @@ def test_what_cannot_be_loaded(install: Install, body: str, error: type[PluginEr
     [
         ("register_sampling", "1 / 0", BrokenPluginError, "failed: ZeroDivisionError.*toy.py"),
         ("register_sampling", "return 'toy:sample'", ContractError, "must return Sample | None, not str 'toy:sample'"),
+        ("register_constraints", "return []", ContractError, "must return dict[str, MakeConstraint] | None, not list"),
         ("register_merging", "return 3", ContractError, "must return MergeRows | None, not int 3"),
         ("fuse_layers", "return '3 x thing'", ContractError, "must return list[str] | None, not str '3 x thing'"),
         ("wrap_adapter", "return 'x'", ContractError, "it wraps nothing"),
