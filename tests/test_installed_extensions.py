@@ -14,7 +14,7 @@ import torch
 from corellm import LLM, cli
 from corellm.attention.registry import select_backend
 from corellm.cli import main
-from corellm.errors import BrokenPluginError, ConfigError, ContractError, PluginError
+from corellm.errors import BrokenPluginError, ConfigError, ContractError, PluginConflictError, PluginError
 from corellm.plugin.extensions import call_extensions, load_extensions
 from tests.fixtures import random_image
 
@@ -161,6 +161,29 @@ def test_commands_go_on_without_a_broken_one(
     assert told.err.startswith("corellm: warning: ")
     assert "'mine' of toy" in told.err
     assert ["toy", "1.0", "mine"] in [line.split() for line in told.out.splitlines()]
+
+
+def test_a_broken_one_takes_no_command_of_others(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where it cannot be imported, or ends the process when it is."""
+    install("broken", "", "import nonsense\n")
+    install("quitter", "", "raise SystemExit(3)\n")
+    with pytest.raises(SystemExit, match="0"):
+        main(["serve", "--help"])
+    told = capsys.readouterr()
+    assert "--max-num-seqs" in told.out
+    assert "'mine' of broken" in told.err
+    assert "'mine' of quitter" in told.err
+
+
+def test_two_uses_of_a_checkpoint(install: Install, tiny_llava: Path) -> None:
+    """Neither wins silently."""
+    for name in ("first", "second"):
+        arguments = "self, config, path, architectures"
+        install(
+            name, hook("offer_use", "return ModelUse()", arguments), "from corellm.loading.model_use import ModelUse\n"
+        )
+    with pytest.raises(PluginConflictError, match="'mine' of first and the extension 'mine' of second offer a use"):
+        LLM(str(tiny_llava))
 
 
 def test_a_command_without_a_function(install: Install, capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,6 +52,7 @@ def test_parts_of_tiny_checkpoints_need_no_distribution(monkeypatch: pytest.Monk
     with pytest.warns(DeprecationWarning, match=r"corellm\.tiny_checkpoints"):
         from corellm.testing.checkpoints import spare  # type: ignore[import-not-found]
     assert spare is tiny_checkpoints.spare
+    assert not hasattr(sys.modules["corellm.testing"], "__file__")  # Python's `inspect` asks every module
     with pytest.raises(MissingExtraError, match="extensions/testing"):
         from corellm.testing import AdapterContract  # type: ignore[import-not-found]  # noqa: F401
     with pytest.raises(MissingExtraError, match="extensions/testing"):

@@ -13,8 +13,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
-
-from corellm.errors import MissingExtraError
+from typing import Any
 
 MOVED = {
     "corellm.server": "corellm_server",
@@ -27,6 +26,9 @@ MOVED = {
     "corellm.text_encoders": "corellm_pooling.text_encoders",
     "corellm.similarity": "corellm_pooling.similarity",
     "corellm.absent": "corellm_vllm.absent",
+    "corellm.worker.defaults": "corellm.modelling.defaults",
+    "corellm.worker.device_sampling": "corellm.sampling.device_sampling",
+    "corellm.worker.logit_edits": "corellm.sampling.logit_edits",
 }
 """New names of packages by their old ones; the first that fits."""
 
@@ -58,16 +60,26 @@ class OldNames(MetaPathFinder, Loader):
         old, new = module.__name__, _new_name(module.__name__)
         assert new is not None
         if find_spec(new.partition(".")[0]) is None:
-            setattr(module, "__getattr__", lambda name: _require(old, new))  # noqa: B010 - of modules it is a function
+            setattr(module, "__getattr__", lambda name: _absent(name, old, new))  # noqa: B010 - of modules a function
             return
         warnings.warn(f"{old} is {new} now; the old name goes with corellm 0.4", DeprecationWarning, stacklevel=2)
         sys.modules[old] = importlib.import_module(new)
+        for child in MOVED:
+            if child.startswith(f"{old}."):
+                setattr(sys.modules[old], child.removeprefix(f"{old}."), importlib.import_module(MOVED[child]))
 
 
 def _new_name(name: str) -> str | None:
     """Return what a module is called now; None for one that did not move."""
     found = next((old for old in MOVED if name == old or name.startswith(f"{old}.")), None)
     return None if found is None else MOVED[found] + name.removeprefix(found)
+
+
+def _absent(name: str, old: str, new: str) -> Any:
+    """Refuse a name of a module that is not installed; Python's own are looked for in every module."""
+    if name.startswith("__"):
+        raise AttributeError(f"module {old!r} has no attribute {name!r}")
+    _require(old, new)
 
 
 def _require(old: str, new: str) -> None:
@@ -78,6 +90,8 @@ def _require(old: str, new: str) -> None:
     """
     distribution = new.partition(".")[0]
     if find_spec(distribution) is None:
+        from corellm.errors import MissingExtraError
+
         folder = distribution.removeprefix("corellm_")
         raise MissingExtraError(
             f"{old} is {new} now, of corellm-{folder}; from a checkout: pip install ./extensions/{folder}"

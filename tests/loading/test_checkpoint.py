@@ -29,7 +29,7 @@ from corellm.loading.missing_torchvision import way_out
 from corellm.loading.remote_code import no_questions
 from corellm.modelling import renamed
 from corellm.modelling.checkpoint_files import check_files
-from corellm.modelling.weights import check_names, fill_weights
+from corellm.modelling.weights import check_names, check_weights, fill_weights
 from corellm_qwen_vl.tiny import make_tiny_checkpoint as make_qwen_vl
 from tests.fixtures import random_image
 
@@ -345,6 +345,16 @@ def test_weights_go_to_their_places(tmp_path: Path) -> None:
     ):
         with pytest.raises(CheckpointError, match=words):
             fill_weights(tmp_path, places | wrong, names)
+
+
+def test_an_adapter_of_before_checks_its_weights(tmp_path: Path) -> None:
+    """The old function works, says what to use, and takes out what no module misses."""
+    wanted, found = {"a": torch.zeros(2)}, {"a": torch.zeros(2), "v_head.weight": torch.zeros(1)}
+    with pytest.warns(DeprecationWarning, match="load_published"):
+        check_weights(tmp_path, wanted, found)
+    assert [*found] == ["a"]
+    with pytest.warns(match="load_published"), pytest.raises(CheckpointError, match=r"a \[3\] \(the model has \[2\]\)"):
+        check_weights(tmp_path, wanted, {"a": torch.zeros(3)})
 
 
 def test_a_layer_too_many_of_a_whole_model_in_its_inner_one(tmp_path: Path) -> None:

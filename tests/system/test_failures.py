@@ -54,7 +54,7 @@ def test_words_stay() -> None:
     """Where it was raised, also in a traceback that is printed later."""
     failure = caught(ValueError)
     assert isinstance(failure, EncoderError)
-    assert "ValueError: no (worker/test_failures.py:" in str(failure)
+    assert "ValueError: no (system/test_failures.py:" in str(failure)
     assert "in fail\n" in "".join(traceback.format_exception(failure))
     assert type(caught(PromptError)) is PromptError
 

@@ -267,6 +267,7 @@ def test_the_child_imports_little() -> None:
     assert {m.split(".")[0] for m in loaded} & {"torch", "transformers", "numpy", "PIL", "pluggy"} == set()
     assert {m for m in loaded if m.startswith("corellm.")} == {
         "corellm.children", "corellm.children.frames", "corellm.children.memory", "corellm.children.serving",
+            "corellm.moved",
         "corellm.templates", "corellm.templates.environment", "corellm.templates.worker",
     }  # fmt: skip
 

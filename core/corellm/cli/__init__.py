@@ -76,14 +76,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_extension_commands(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the commands of extensions; a broken one is a warning."""
-    from corellm.plugin.extensions import call_extensions
+    """Add the commands of extensions; a broken one is a warning, and the others are added."""
+    from corellm.plugin.extensions import call_extensions, load_working_extensions
 
-    try:
-        for _ in call_extensions("register_commands", _is_nothing, on_failure=_warn, subparsers=subparsers):
-            pass
-    except PluginError as error:  # it cannot even be loaded
-        _warn(error)
+    manager = load_working_extensions(_warn)
+    for _ in call_extensions(
+        "register_commands", _is_nothing, manager=manager, on_failure=_warn, subparsers=subparsers
+    ):
+        pass
 
 
 def _is_nothing(result: object) -> bool:

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corellm.config import ModelConfig
-from corellm.errors import ConfigError, MissingExtraError, PluginNotFoundError
+from corellm.errors import ConfigError, MissingExtraError, PluginConflictError, PluginNotFoundError
 from corellm.loading.checkpoint import read_architectures, resolve_checkpoint, resolve_tokenizer
 from corellm.loading.model_use import ModelUse
 from corellm.loading.recommended_sampling import recommended_sampling
 from corellm.modelling.checkpoint_files import check_files, read_json
 from corellm.plugin.adapters import AdapterEntry, find_adapter
-from corellm.plugin.extensions import first_result
+from corellm.plugin.extensions import call_extensions
 from corellm.sampling_params import SamplingParams
 
 
@@ -60,11 +60,17 @@ def _use(config: ModelConfig, path: Path, architectures: tuple[str, ...]) -> Mod
 
     Raises:
         ConfigError: an extension refuses the settings.
+        PluginConflictError: several extensions offer one.
         MissingExtraError: they ask for what no installed extension offers.
     """
-    offered: ModelUse | None = first_result("offer_use", _is_use, config=config, path=path, architectures=architectures)
-    if offered is not None:
-        return offered
+    offers = list(call_extensions("offer_use", _is_use, config=config, path=path, architectures=architectures))
+    if len(offers) > 1:
+        raise PluginConflictError(
+            f"{path}: {' and '.join(name for name, _ in offers)} offer a use of this checkpoint; uninstall all but one"
+        )
+    if offers:
+        use: ModelUse = offers[0][1]
+        return use
     if config.runner not in ("auto", "generate") or config.convert not in ("auto", "none"):
         raise MissingExtraError(
             f"runner={config.runner!r:.100}, convert={config.convert!r:.100}: this needs corellm-pooling; from a "

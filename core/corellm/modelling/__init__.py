@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     from corellm.modelling.output_head import logits_function
     from corellm.modelling.published import ComposedModel, load_published, renamed
     from corellm.modelling.visibility import visible_tokens
-    from corellm.modelling.weights import read_weights
+    from corellm.modelling.weights import check_weights, read_weights, weight_files
 
 __all__ = [
     "ComposedModel",
     "DecoderInputs",
     "Front",
     "LayerInputs",
+    "check_weights",
     "item_token_ids",
     "load_config",
     "load_published",
@@ -41,6 +42,7 @@ __all__ = [
     "read_weights",
     "renamed",
     "visible_tokens",
+    "weight_files",
 ]
 
 _HOMES = {
@@ -54,6 +56,8 @@ _HOMES = {
     "logits_function": "output_head",
     "renamed": "published",
     "visible_tokens": "visibility",
+    "check_weights": "weights",
+    "weight_files": "weights",
     "read_weights": "weights",
 }
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 import torch
@@ -117,6 +118,29 @@ def fill_weights(
                 else:
                     place.copy_(part)
     check_names(path, weights.keys(), missing=missing, surplus=surplus, misshapen=misshapen)
+
+
+def check_weights(path: Path, wanted: Mapping[str, Tensor], found: MutableMapping[str, Tensor]) -> None:
+    """Check a checkpoint's weights against a model's; for adapters written before `load_published`, until 0.4.
+
+    Args:
+        path: of the checkpoint, for the error.
+        wanted: the model's, by name; only shapes are looked at.
+        found: the checkpoint's, by the model's names; those of no module of the model are taken out, with one warning.
+
+    Raises:
+        CheckpointError: one is missing, misshapen, or has no place in a module.
+    """
+    warnings.warn("check_weights goes with corellm 0.4: use load_published", DeprecationWarning, stacklevel=2)
+    misshapen = [
+        f"{name} {list(tensor.shape)} (the model has {list(wanted[name].shape)})"
+        for name, tensor in found.items()
+        if name in wanted and tensor.shape != wanted[name].shape
+    ]
+    surplus = found.keys() - wanted.keys()
+    check_names(path, wanted, missing=wanted.keys() - found.keys(), surplus=surplus, misshapen=misshapen)
+    for name in surplus:
+        del found[name]
 
 
 def check_names(

@@ -97,7 +97,7 @@ def fuse_layers(
 def offer_use(config: ModelConfig, path: Path, architectures: Sequence[str]) -> ModelUse | None:
     """Offer another use of a checkpoint than generating text, before a plugin is looked up for it.
 
-    The first offer is taken. None for a checkpoint that generates text, or is another extension's.
+    Offers of two extensions are an error. None for a checkpoint that generates text, or is another extension's.
 
     Args:
         config: of the model.
@@ -120,7 +120,7 @@ def wrap_adapter(context: ModelContext) -> Any:
 
 @_hookspec
 def offer_calls(llm: LLM) -> Any:
-    """Give an object whose public methods are calls of an `LLM`, which names what it may be given; or None."""
+    """Give an object whose methods are calls that `LLM` has names for (`encode`, `embed`, `classify`, ...); or None."""
 
 
 @_hookspec

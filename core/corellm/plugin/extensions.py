@@ -53,7 +53,7 @@ class ExtensionEntry:
         try:
             extension = self.entry_point.load()
             extension = extension() if inspect.isclass(extension) else extension
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise BrokenPluginError(
                 f"{self.called} {self.version} cannot be loaded: {type(error).__name__}: {error}\n"
                 f"{own_traceback(error)}{way_out}"
@@ -87,20 +87,37 @@ def installed_extensions() -> list[ExtensionEntry]:
 
 @cache
 def load_extensions() -> pluggy.PluginManager:
-    """The manager of every installed extension, loaded once per process.
+    """Return the manager of every installed extension, loaded once per process.
 
     Raises:
         BrokenPluginError, ContractError: one cannot be loaded.
     """
+    return _registered(None)
+
+
+def load_working_extensions(on_failure: Callable[[PluginError], None]) -> pluggy.PluginManager:
+    """Return the manager of those that can be loaded; `on_failure` is called with the errors of the others."""
+    return _registered(on_failure)
+
+
+def _registered(on_failure: Callable[[PluginError], None] | None) -> pluggy.PluginManager:
     manager = pluggy.PluginManager(PROJECT_NAME)
     manager.add_hookspecs(extension_hooks)
     for entry in reversed(installed_extensions()):  # pluggy calls the last one first
-        extension = entry.load()
         try:
-            manager.register(extension, name=entry.called)
-        except (ValueError, pluggy.PluginValidationError) as error:  # e.g. it is registered already
-            raise ContractError(f"{entry.called}: {' '.join(str(error).split())}") from error
+            _register(manager, entry)
+        except PluginError as error:
+            if on_failure is None:
+                raise
+            on_failure(error)
     return manager
+
+
+def _register(manager: pluggy.PluginManager, entry: ExtensionEntry) -> None:
+    try:
+        manager.register(entry.load(), name=entry.called)
+    except (ValueError, pluggy.PluginValidationError) as error:  # e.g. it is registered already
+        raise ContractError(f"{entry.called}: {' '.join(str(error).split())}") from error
 
 
 def call_extensions(

@@ -21,16 +21,23 @@ def upload(array: NDArray[Any] | Tensor, device: torch.device) -> Tensor:
 
 
 def upload_all(held: Held, device: torch.device) -> Held:
-    """Return a dataclass with its tensors on a device, also those of dataclasses in it; on the CPU it is the same."""
-    if device.type == "cpu":
-        return held
+    """Return a dataclass with its tensors on a device, also those of dataclasses in it; on the CPU it is the same.
+
+    A tensor that it has twice is copied once.
+    """
+    return held if device.type == "cpu" else _uploaded(held, device, {})
+
+
+def _uploaded(held: Held, device: torch.device, known: dict[int, Tensor]) -> Held:
     moved: dict[str, Any] = {}
     for field in fields(held):  # type: ignore[arg-type]
         value = getattr(held, field.name)
         if isinstance(value, Tensor):
-            moved[field.name] = upload(value, device)
+            if id(value) not in known:
+                known[id(value)] = upload(value, device)
+            moved[field.name] = known[id(value)]
         elif is_dataclass(value):
-            moved[field.name] = upload_all(value, device)
+            moved[field.name] = _uploaded(value, device, known)
     return replace(held, **moved)  # type: ignore[type-var]
 
 

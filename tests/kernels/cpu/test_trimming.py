@@ -92,8 +92,8 @@ def test_arguments_of_an_adapter_need_all_tokens(
     llm: LLM, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They may have a row for each token, as those of DeepStack."""
-    embed = runner._embed
-    monkeypatch.setattr(runner, "_embed", lambda *given: (embed(*given)[0], {"output_attentions": False}))
+    embed = runner.embed
+    monkeypatch.setattr(runner, "embed", lambda *given: (embed(*given)[0], {"output_attentions": False}))
     seen, outputs = rows_seen(runner, lambda: outputs_of(llm))
     assert seen[0] == len(outputs[0].prompt_token_ids)
 

@@ -21,7 +21,7 @@ _DATA_URL = re.compile(r"data:(image|video|audio)/", re.IGNORECASE)
 _MAX_UUID = 256
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class Part:
     """A part of a message's content. Its media may be replaced by what they name."""
 
