@@ -105,6 +105,7 @@ def offer_use(config: ModelConfig, path: Path, architectures: Sequence[str]) -> 
         architectures: that it states, or `hf_overrides`.
 
     Raises:
+        CheckpointError: the files of such a use are wrong.
         ConfigError: the settings cannot be.
     """
 

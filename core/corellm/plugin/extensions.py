@@ -15,7 +15,7 @@ from typing import Any
 
 import pluggy
 
-from corellm.errors import BrokenPluginError, ConfigError, ContractError, PluginError
+from corellm.errors import BrokenPluginError, CheckpointError, ConfigError, ContractError, PluginError
 from corellm.hookspecs import PROJECT_NAME
 from corellm.plugin import extension_hooks
 from corellm.plugin.distributions import distribution_of
@@ -174,7 +174,7 @@ def _call(
     try:
         result = implementation.function(*(arguments[argument] for argument in implementation.argnames))
     except Exception as error:
-        if isinstance(error, ConfigError) or type(error).__name__ == "OutOfMemoryError":
+        if isinstance(error, (CheckpointError, ConfigError)) or type(error).__name__ == "OutOfMemoryError":
             raise  # the operator's to mend; torch's, which the caller reports
         raise BrokenPluginError(
             f"{name}: {hook} failed: {type(error).__name__}: {error}\n{own_traceback(error)}repair it, or uninstall it"

@@ -55,7 +55,7 @@ def test_sigterm_lets_requests_finish(tiny_llava: Path, tmp_path: Path) -> None:
         assert not exists(engine)
     log = (tmp_path / "stderr").read_text()
     rows = [json.loads(row) for row in log.splitlines()]
-    assert any(row["logger"].startswith("corellm.engine.") for row in rows)  # the engine's process has the same form
+    assert any(row["logger"].startswith("corellm.loading.") for row in rows)  # the engine's process has the same form
     logged = next(row for row in rows if row.get("route") == CHAT)
     assert logged["request_id"] == response.headers["x-request-id"]
     assert (logged["status"], logged["outcome"], logged["output_tokens"]) == (200, "ok", 6)

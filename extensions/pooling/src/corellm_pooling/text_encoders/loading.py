@@ -8,6 +8,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from corellm.attention.registry import select_backend
@@ -21,6 +22,7 @@ from corellm.loading.opening import OpenedModel, make_input_processor, make_mm_p
 from corellm.loading.sizing import Sizes, sequences_at_once, token_budget
 from corellm.modelling.defaults import attention_of, freeze, model_width
 from corellm.pooling_params import PoolerConfig
+from corellm.sampling.sampling_state import SamplingState
 from corellm.system.memory import DeviceMemory
 from corellm.system.process import usable_cpus
 from corellm.worker.kv_cache import KVCache
@@ -73,7 +75,7 @@ def load_text_encoder(
         select_backend(context.device, context.dtype, None),
         sees_filling=late is None or late.filling is None or late.filling.is_seen,
         block_size=config.cache.block_size,
-        vocab_size=embedding_size,
+        new_sampling=partial(SamplingState, vocab_size=embedding_size, engine_seed=0),  # nothing is sampled
         embedding_width=None,
         dtype=context.dtype,
         device=context.device,

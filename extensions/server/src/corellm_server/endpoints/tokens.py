@@ -51,7 +51,8 @@ def token_routes(service: Service) -> APIRouter:
             text = body.prompt
             tokens = await service.preparation.in_pool(exchange, lambda: processor.tokenize(text), takes_long=True)
         else:
-            given = {"prompt": body.prompt, "prompt_name": body.prompt_name}
+            named = {} if body.prompt_name is None else {"prompt_name": body.prompt_name}
+            given = {"prompt": body.prompt, **named}
             prompt = await service.preparation.prompt(exchange, given, "prompt", priority=None)
             tokens = prompt.token_ids
         tokenizer = await service.client.get_tokenizer()
