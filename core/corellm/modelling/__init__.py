@@ -11,6 +11,7 @@ package imports no torch. The files, in reading order:
     visibility          which tokens its layers let each token see
     output_head         how it makes logits of hidden states
     configurations      a checkpoint's configuration, of a type that transformers has
+    linear_additions    what extensions add to the outputs of its linear layers
     given_hidden        a model whose inner model is skipped
 """
 
