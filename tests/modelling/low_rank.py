@@ -22,6 +22,7 @@ from corellm.loading.model_use import ModelUse
 from corellm.modelling.linear_additions import LinearAdditions
 from corellm.plugin.extensions import load_extensions
 from corellm.scheduling.batch import SequenceChunk
+from corellm.scheduling.part_around import PartAround
 from corellm.scheduling.request import Request
 from corellm.scheduling.request_part import RequestPart
 from corellm.serving import InputProcessor, ProcessedPrompt
@@ -100,18 +101,18 @@ class AdaptedInputs(InputProcessor):
         return prompt if adapter is None else replace(prompt, extra={**prompt.extra, "adapter": adapter})
 
     def part_of(self, processed: ProcessedPrompt) -> RequestPart:
-        adapter = processed.extra.get("adapter")
-        return super().part_of(processed) if adapter is None else AdapterOf(adapter)
+        part, adapter = super().part_of(processed), processed.extra.get("adapter")
+        return part if adapter is None else AdapterOf(part, adapter)
 
 
 @dataclass(frozen=True)
-class AdapterOf(RequestPart):
-    """A request's adapter."""
+class AdapterOf(PartAround):
+    """A request's adapter, around what else is made of the request."""
 
     name: str
 
     def for_worker(self) -> Mapping[str, Any]:
-        return {"adapter": self.name}
+        return {**super().for_worker(), "adapter": self.name}
 
     def hash_keys(self, request: Request, start: int, stop: int) -> Iterable[bytes]:
         yield from super().hash_keys(request, start, stop)

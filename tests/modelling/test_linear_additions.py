@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +16,12 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from corellm import LLM, SamplingParams
+from corellm.engine.process.client import ProcessLLM
 from corellm.errors import BrokenPluginError, ContractError, PromptError
 from corellm.loading.dummy_steps import capture_graphs
 from corellm.loading.packed_linear import PackedLinear
 from corellm.modelling.linear_additions import AddedLinear, LinearAdditions
+from corellm.plugin.extensions import load_extensions
 from corellm.quantization import Int8Linear
 from corellm.text_models.tiny import make_tiny_checkpoint
 from corellm.worker.decode_graphs import DecodeGraphs
@@ -199,6 +204,45 @@ def test_captured_steps_find_their_rows(
         capture_graphs(runner, [1, 4, 6], max_blocks=8, position_rows=1, make_graph=ReplayedGraph)
         require_equal(llm, wanted)
     assert replayed
+
+
+@pytest.fixture
+def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The extension as an installed distribution, for this process and those that it starts."""
+    (tmp_path / "low_rank_of_tests.py").write_text(
+        "from tests.modelling.low_rank import LowRank, make_factors\n"
+        f"ADAPTERS = {{name: make_factors({SIZES!r}, seed) for seed, name in enumerate({list(ADAPTERS)!r})}}\n"
+        "EXTENSION = LowRank(ADAPTERS)\n"
+    )
+    info = tmp_path / "low_rank_of_tests-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: low-rank-of-tests\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[corellm.extensions]\nlow-rank = low_rank_of_tests:EXTENSION\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}")
+    load_extensions.cache_clear()
+    yield
+    sys.modules.pop("low_rank_of_tests", None)
+    load_extensions.cache_clear()
+
+
+@pytest.mark.usefixtures("distribution")
+def test_adapters_reach_an_engine_in_its_own_process(path: Path, wanted: list[Continuation]) -> None:
+    params = SamplingParams(temperature=0, max_tokens=LENGTH, min_tokens=LENGTH)
+
+    async def last(llm: ProcessLLM, request: tuple[str, str | None]) -> list[int]:
+        async for output in llm.generate(prompt_of(*request), params):
+            tokens = list(output.outputs[0].token_ids)
+        return tokens
+
+    async def main() -> list[list[int]]:
+        llm = ProcessLLM(str(path), dtype="float32", max_model_len=120)
+        try:
+            return await asyncio.gather(*(last(llm, request) for request in REQUESTS))
+        finally:
+            llm.close()
+
+    assert asyncio.run(main()) == [one.token_ids for one in wanted]
 
 
 def test_an_unknown_key_and_a_wrong_value_are_refused(path: Path) -> None:

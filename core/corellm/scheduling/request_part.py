@@ -1,6 +1,7 @@
 """What a feature makes of one request while it is scheduled: spans, or the prompt of an encoder. Most have none.
 
-A part owns what it needs to know of its request; the scheduler, admission and the encoder planner ask it.
+A part owns what it needs to know of its request; the scheduler, admission and the encoder planner ask it. A request has
+one; that of an extension holds the other (`part_around.py`).
 """
 
 from __future__ import annotations
