@@ -33,7 +33,6 @@ from corellm_kernels.fusion.mlp import FusedGatedMLP
 from corellm_kernels.gpu.kernel_set import GPU_KERNELS
 from corellm_testing.reference import Continuation, generate_one
 from tests.modelling.low_rank import Factors, LowRank, make_factors
-from tests.text_models.families import FAMILIES
 from tests.text_models.parity import PROMPTS
 from tests.worker.replayed_graph import ReplayedGraph
 from tests.worker.tensor_attention import TensorAttention
@@ -273,13 +272,27 @@ def test_a_layer_that_is_not_there(path: Path) -> None:
         LLM(str(path))
 
 
-def test_a_layer_that_gets_other_rows(tmp_path: Path) -> None:
-    """Gemma 3n runs its router twice, on two inputs."""
-    name, architecture = "model.layers.0.altup.modality_router", "Gemma3nForCausalLM"
-    path = make_tiny_checkpoint(tmp_path, architecture=architecture, **FAMILIES[architecture])
-    twice = LowRank({"first": {name: (torch.zeros(1, 64), torch.zeros(4, 1))}})
-    with twice.installed(), pytest.raises(ContractError, match=rf"{name}, .* a step of 4 tokens ran it 2 times"):
-        LLM(str(path), dtype="float32")
+@pytest.mark.parametrize(
+    ("change", "rows"),
+    [
+        (lambda layer, x: x[..., :64], "none"),
+        (lambda layer, x: x[..., :64] + layer(x[:, :1]), "1 rows"),
+        (lambda layer, x: layer(x) + layer(-x), "two inputs"),
+    ],
+)
+def test_a_layer_that_gets_other_rows(
+    path: Path, change: Callable[[nn.Module, Tensor], Tensor], rows: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused at load, before what is added sees rows that are not its own."""
+    name = "model.layers.0.mlp.down_proj"
+
+    def forward(mlp: Any, x: Tensor) -> Tensor:
+        return change(mlp.down_proj, mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x))
+
+    monkeypatch.setattr(LlamaMLP, "forward", forward)
+    odd = LowRank({"first": {name: (torch.zeros(1, 96), torch.zeros(64, 1))}})
+    with odd.installed(), pytest.raises(ContractError, match=rf"{name}, .* a step of 4 tokens ran it on {rows}"):
+        LLM(str(path), dtype="float32", fuse_layers=False)
 
 
 # --- layers ---------------------------------------------------------------------------------------------------------

@@ -159,21 +159,26 @@ def check_additions(runner: ModelRunner, layers: Mapping[str, nn.Module]) -> Non
     """
     chunks = [SequenceChunk("", 0, count, [0] * count, [0] * count, samples=True) for count in (1, 3)]
     states = [runner.new_state(NewSequence("", list(chunk.token_ids), [], SamplingParams(), [])) for chunk in chunks]
-    seen: dict[str, list[int]] = {name: [] for name in layers}
+    missing = set(layers)
 
     def note(name: str, layer: nn.Module, args: tuple[Tensor, ...]) -> None:
-        seen[name].append(args[0].shape[:-1].numel())
+        num_rows = args[0].shape[:-1].numel()
+        if num_rows != 4 or name not in missing:
+            raise refusal(name, f"{num_rows} rows" if name in missing else "two inputs")
+        missing.remove(name)
+
+    def refusal(name: str, rows: str) -> ContractError:
+        return ContractError(
+            f"an extension adds to the outputs of {name}, which must run once in a step, on a row for each of its "
+            f"tokens; a step of 4 tokens ran it on {rows}: leave this layer out"
+        )
 
     with ExitStack() as hooks:
         for name, layer in layers.items():
             hooks.callback(layer.register_forward_pre_hook(partial(note, name)).remove)
         runner.forward(upload_all(runner.lay_out(chunks, states), runner.device), chunks, states)
-    for name, rows in seen.items():
-        if rows != [4]:
-            raise ContractError(
-                f"an extension adds to the outputs of {name}, which must run once in a step, on a row for each of its "
-                f"tokens; a step of 4 tokens ran it {len(rows)} times, on {sum(rows)} rows: leave this layer out"
-            )
+    if missing:
+        raise refusal(min(missing), "none")
 
 
 @for_inference

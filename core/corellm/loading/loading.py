@@ -136,6 +136,8 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
     with naming_unknown_tokens(context):
         profile = mm_processor.profile
     span = longest_span(hooks, profile.prompts, profile.features, wanted_len(config, context))
+    if weights.added:
+        check_additions(make_runner(num_blocks=1), weights.added)
     _measure_profile_run(config, context, make_runner, profile, span, memory)
 
     cache = cache_bytes(config, context, weights, kv_dtype, span)
@@ -150,8 +152,6 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
         runner = make_runner(
             num_blocks=sizes.num_blocks, num_host_blocks=sizes.num_host_blocks, num_places=sizes.num_places
         )
-    if weights.added:
-        check_additions(runner, weights.added)
     if reasons := ", ".join(filter(None, (part.uncapturable for part in runner.parts))):
         logger.info("decode steps do not run as graphs: %s", reasons)
     elif backend.capturable and not config.model.enforce_eager:
