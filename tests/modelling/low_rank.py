@@ -78,7 +78,7 @@ class LowRank:
         part = Products(list(self.adapters), context.device, max_num_seqs)
         for name in next(iter(self.adapters.values())):
             factors = [adapter[name] for adapter in self.adapters.values()]
-            part.add(linears, name, *map(list, zip(*factors, strict=True)), context.dtype)
+            part.add(linears, name, [a for a, _ in factors], [b for _, b in factors], context.dtype)
         return part
 
 

@@ -256,9 +256,8 @@ def test_layers_without_an_addition_stay(path: Path) -> None:
     with LLM(str(path)) as llm:
         assert not any(isinstance(module, AddedLinear) for module in llm.engine.runner.model.modules())
     with engine(path, fuse_layers=False) as llm:
-        decoder = llm.engine.runner.model.model
-        added = [name for name, module in decoder.named_modules() if isinstance(module, AddedLinear)]
-        assert sorted(f"model.{name}" for name in added) == sorted(SIZES)
+        named = llm.engine.runner.model.named_modules()
+        assert sorted(name for name, module in named if isinstance(module, AddedLinear)) == sorted(SIZES)
 
 
 def test_additions_get_the_rows_of_all_tokens(path: Path) -> None:
@@ -343,7 +342,7 @@ def test_layers_of_every_kind(make: Callable[[nn.Linear], nn.Module]) -> None:
     assert (model(x) - plain).equal((plain + 2.0 * x[..., :1] - 0.5 * x[..., :1]) - plain)
     assert model[0].weight is before.weight
     assert model[0].bias is before.bias
-    assert (model[0].in_features, model[0].out_features) == linears.sizes["0"] == (48, 64)
+    assert linears.sizes["0"] == (model[0].in_features, model[0].out_features) == (48, 64)
     assert [p.shape for p in model.parameters()] == shapes
 
 
