@@ -1,11 +1,24 @@
-"""Linear layers that may be replaced by others of the same values."""
+"""Linear layers that may be replaced by others of the same values, and where those are that were joined into one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+
+class JoinedOutputs(NamedTuple):
+    """Where the outputs of a linear layer are, after it was joined with others into one product.
+
+    A module that has such products says so in its attribute `joined_linears`: `{name of the former child: its place}`.
+    """
+
+    child: str
+    """Name of the joined layer in the module."""
+    outputs: slice
+    """Which of its outputs."""
 
 
 def plain_linears(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:

@@ -133,7 +133,7 @@ def test_states_have_blocks_of_their_own_until_the_end() -> None:
     batch = scheduler.schedule()
     (chunk,) = batch.chunks
     assert (chunk.num_tokens, [note.encodes for note in chunk.notes]) == (2, [True])
-    assert batch.new[0].part == range(9)
+    assert batch.new[0].part == {"encoder_prompt": range(9)}
     assert scheduler.blocks.num_free_blocks == 20 - 4
     worker.run(scheduler, batch)
     (chunk,) = scheduler.schedule().chunks

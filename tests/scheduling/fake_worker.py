@@ -283,7 +283,7 @@ class FakeWorker:
         taken = taken_embeddings(sequence.features, chunk)
         for position in range(chunk.start, stop):
             before = self._kv[self._slot(chunk, position - 1)] if position else None
-            span, ahead = span_around(sequence.part or (), position), None
+            span, ahead = span_around(sequence.part.get("spans", ()), position), None
             if span is not None:
                 assert span[1] <= stop, f"{chunk.request_id}: a chunk that ends at {stop} cuts the span {span}"
                 ahead = [(tokens[i], embedding_at(sequence.features, i)) for i in range(*span)]
@@ -296,7 +296,7 @@ class FakeWorker:
             found = self._kv.get(self._slot(chunk, position))
             assert found == history[position], f"{chunk.request_id} reads another request's KV at position {position}"
         if self.window is not None:
-            self._check_window(chunk, history, sequence.part or ())
+            self._check_window(chunk, history, sequence.part.get("spans", ()))
         if chunk.samples:
             sampled = [token_after(kv) for kv in history[num_known - 1 : stop]]
             num_right = next((i for i, draft in enumerate(drafts) if draft != sampled[i]), len(drafts))
@@ -339,7 +339,7 @@ class FakeWorker:
         history = self._histories[sequence.request_id]
         for position in range(len(history), len(tokens)):
             before = history[-1] if history else None
-            history.append(kv_at(before, tokens, position, sequence.features, sequence.part or ()))
+            history.append(kv_at(before, tokens, position, sequence.features, sequence.part.get("spans", ())))
         return history
 
     def _slot(self, chunk: SequenceChunk, position: int) -> int:

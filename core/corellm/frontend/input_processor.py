@@ -69,6 +69,8 @@ class ProcessedPrompt:
     priority: int = 0
     decoder: DecoderPrompt | None = None
     """What the decoder of an encoder-decoder begins with; its encoder reads `token_ids`."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """What an extension keeps of the prompt for `InputProcessor.part_of`: plain data, which goes to other processes."""
 
     @property
     def own_token_ids(self) -> list[int]:
@@ -80,7 +82,7 @@ class InputProcessor:
     """Prepares prompts for one loaded model.
 
     A subclass for prompts of another kind has their keys in `prompt_keys`, and overrides `process_fields` or
-    `encode_text`.
+    `encode_text`. What a request's part needs of them it keeps in `ProcessedPrompt.extra`, and overrides `part_of`.
 
     Args:
         tokenizer: the model's.

@@ -6,12 +6,16 @@ They run the same forward pass as requests. The functions' first argument is the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 import torch
+from torch import Tensor, nn
 
 from corellm.attention.graph import Graph, NotCapturable
+from corellm.errors import ContractError
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.sampling_params import SamplingParams
 from corellm.scheduling.batch import NewSequence, ScheduledBatch, SequenceChunk
@@ -141,6 +145,40 @@ def check_trimming(runner: ModelRunner) -> None:
             "only the one that is sampled from; without the others, %s",
             reason,
         )
+
+
+@for_inference
+def check_additions(runner: ModelRunner, layers: Mapping[str, nn.Module]) -> None:
+    """Check that a step runs linear layers that have additions once each, on the rows of all its tokens.
+
+    Layers of experts, for the states of an encoder, or behind a sum over tokens do not: an addition would go to other
+    sequences' rows, or to none.
+
+    Raises:
+        ContractError: one does not; names it.
+    """
+    chunks = [SequenceChunk("", 0, count, [0] * count, [0] * count, samples=True) for count in (1, 3)]
+    states = [runner.new_state(NewSequence("", list(chunk.token_ids), [], SamplingParams(), [])) for chunk in chunks]
+    missing = set(layers)
+
+    def note(name: str, layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+        num_rows = args[0].shape[:-1].numel()
+        if num_rows != 4 or name not in missing:
+            raise refusal(name, f"{num_rows} rows" if name in missing else "two inputs")
+        missing.remove(name)
+
+    def refusal(name: str, rows: str) -> ContractError:
+        return ContractError(
+            f"an extension adds to the outputs of {name}, which must run once in a step, on a row for each of its "
+            f"tokens; a step of 4 tokens ran it on {rows}: leave this layer out"
+        )
+
+    with ExitStack() as hooks:
+        for name, layer in layers.items():
+            hooks.callback(layer.register_forward_pre_hook(partial(note, name)).remove)
+        runner.forward(upload_all(runner.lay_out(chunks, states), runner.device), chunks, states)
+    if missing:
+        raise refusal(min(missing), "none")
 
 
 @for_inference

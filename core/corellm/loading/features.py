@@ -63,7 +63,7 @@ def _make_parts(
         parts.append(EncoderStates(runner, weights.language_model, weights.max_states))
     if recurrent is not None:
         parts.append(recurrent)
-    return parts
+    return [*parts, *weights.offered]
 
 
 def users_of(config: EngineConfig, weights: ModelParts, sizes: Sizes) -> Callable[[BlockPool], Sequence[BlockUser]]:

@@ -25,7 +25,13 @@ from corellm.frontend.input_processor import InputProcessor
 from corellm.frontend.stated_spans import longest_span
 from corellm.hookspecs import ModelContext
 from corellm.loading.checkpoint import naming_unknown_tokens
-from corellm.loading.dummy_steps import capture_graphs, check_trimming, count_position_rows, profile_run
+from corellm.loading.dummy_steps import (
+    capture_graphs,
+    check_additions,
+    check_trimming,
+    count_position_rows,
+    profile_run,
+)
 from corellm.loading.features import cache_bytes, make_recurrent_states, parts_of, users_of
 from corellm.loading.locating import LocatedModel
 from corellm.loading.model_parts import ModelParts, load_weights
@@ -133,6 +139,8 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
     with naming_unknown_tokens(context):
         profile = mm_processor.profile
     span = longest_span(hooks, profile.prompts, profile.features, wanted_len(config, context))
+    if weights.added:
+        check_additions(make_runner(num_blocks=1), weights.added)
     _measure_profile_run(config, context, make_runner, profile, span, memory)
 
     cache = cache_bytes(config, context, weights, kv_dtype, span)
@@ -153,7 +161,8 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
         with memory.explaining("graphs", "lower gpu_memory_utilization or max_num_seqs, or set enforce_eager"):
             _capture_graphs(config, runner, backend, sizes, mm_processor.profile)
     runner.touch_cache(sizes.token_budget)
-    if runner.samples and runner.merges_items:  # else a part gives the decoder more, in every step
+    # else a part gives the decoder more, or adds to rows of all tokens, in every step
+    if runner.samples and runner.merges_items and not weights.added:
         check_trimming(runner)
     return LoadedModel(
         context=context,

@@ -6,7 +6,7 @@ Knows the adapter's hooks and the model; knows neither blocks nor requests.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +22,15 @@ from corellm.loading.decoder_probe import SpanMasks, causal_layers, probe_decode
 from corellm.loading.mapped_weights import release_mapped_weights
 from corellm.loading.model_use import ModelUse
 from corellm.loading.packed_linear import pack_linears, packing_helps
-from corellm.loading.sizing import wanted_len
+from corellm.loading.sizing import sequences_at_once, wanted_len
 from corellm.modelling.defaults import freeze, model_width
+from corellm.modelling.linear_additions import LinearAdditions
 from corellm.plugin.extensions import call_extensions
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
 from corellm.quantization import quantize_linears
 from corellm.worker.kv_cache import LayerLayout
 from corellm.worker.parts.recurrent.finding import find_mixers, noting_widths
+from corellm.worker.parts.step_part import StepPart
 
 if TYPE_CHECKING:
     from corellm.worker.model_runner import ModelRunner
@@ -60,6 +62,10 @@ class ModelParts:
     """Most states of an encoder-decoder's encoder; None for a model that is only a decoder."""
     mixers: dict[str, tuple[nn.Module, int]] = field(default_factory=dict)
     """The decoder's modules that keep a state, and the width of their input, by name."""
+    offered: Sequence[StepPart] = ()
+    """What extensions run beside the decoder in a step."""
+    added: Mapping[str, nn.Module] = field(default_factory=dict)
+    """Linear layers to whose outputs they add, by name."""
 
 
 def load_model(
@@ -87,7 +93,7 @@ def load_model(
 def load_weights(
     config: EngineConfig, hooks: HookCallers, context: ModelContext, backend: AttentionBackend, use: ModelUse
 ) -> ModelParts:
-    """Load the model, find its decoder, layout and widths, and replace layers by faster ones."""
+    """Load the model, find its decoder, layout and widths, replace layers by faster ones, take extensions' parts."""
     model = load_model(config, hooks, context, use.adapt_class)
     language_model = hooks.get_language_model(model=model)
     token = torch.zeros(1, dtype=torch.long, device=context.device)
@@ -117,11 +123,18 @@ def load_weights(
     samples = make_runner is None
     vocab_size = hooks.compute_logits(model=model, hidden_states=hidden).shape[-1] if samples else embedding_size
     replace_layers(model, config, context)
+    linears = LinearAdditions(model, language_model, mixers.values())
+    offered = call_extensions(
+        "offer_step_part", _is_part,
+        linears=linears, config=config, context=context, max_num_seqs=sequences_at_once(config, context),
+    )  # fmt: skip
+    parts = [part for _, part in offered]
     found = {name: (module, widths[name]) for name, module in mixers.items()}
     sizes = (hidden_size, vocab_size, embedding_size)
     return ModelParts(
-        model, language_model, layout, *sizes, names_spans, causal, spans.cut, make_runner, max_states, found
-    )
+        model, language_model, layout, *sizes, names_spans, causal, spans.cut, make_runner, max_states, found,
+        parts, linears.layers,
+    )  # fmt: skip
 
 
 def _encoder_decoder_probe(config: EngineConfig, use: ModelUse, max_states: int | None) -> dict[str, Any]:
@@ -163,6 +176,10 @@ def replace_layers(
     if packing_helps(context.dtype, context.device, reads_short_texts=reads_short_texts):
         pack_linears(model)
     release_mapped_weights()  # of packed and joined weights, which are copies
+
+
+def _is_part(result: Any) -> bool:
+    return isinstance(result, StepPart)
 
 
 def _is_list_of_text(result: Any) -> bool:

@@ -11,6 +11,7 @@ package imports no torch. The files, in reading order:
     visibility          which tokens its layers let each token see
     output_head         how it makes logits of hidden states
     configurations      a checkpoint's configuration, of a type that transformers has
+    linear_additions    what extensions add to the outputs of its linear layers
     given_hidden        a model whose inner model is skipped; `unused_layers` of vision towers
     checkpoint_files    whether a checkpoint's files are whole
     defaults            the core's implementations of hooks that call the model

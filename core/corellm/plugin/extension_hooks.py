@@ -25,13 +25,15 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from corellm.config import ModelConfig
+    from corellm.config import EngineConfig, ModelConfig
     from corellm.hookspecs import ModelContext
     from corellm.llm import LLM
     from corellm.loading.model_use import ModelUse
     from corellm.modelling.defaults import MergeRows
+    from corellm.modelling.linear_additions import LinearAdditions
     from corellm.sampling.constraint import MakeConstraint
     from corellm.sampling.device_sampling import Sample
+    from corellm.worker.parts.step_part import StepPart
 
 _hookspec = pluggy.HookspecMarker(PROJECT_NAME)
 
@@ -90,6 +92,27 @@ def fuse_layers(
 
     Returns:
         What was replaced, for the log: `["32 x LlamaAttention"]`. None if nothing was.
+    """
+
+
+@_hookspec
+def offer_step_part(
+    linears: LinearAdditions, config: EngineConfig, context: ModelContext, max_num_seqs: int
+) -> StepPart | None:
+    """Offer what runs beside the decoder in every step: a `corellm.worker.parts.step_part.StepPart`.
+
+    Called once per loaded model with a decoder, after its layers were replaced by faster ones and before the profile
+    run: what it allocates counts as weights. All offers are taken; they run after the core's own parts. A part knows
+    which sequence has which rows, so what it adds to linear layers can differ from request to request: an adapter of
+    low rank is such a part. A request states what the part must know in its `RequestPart` (`for_worker`), and what its
+    cached keys and values depend on as well (`hash_keys`).
+
+    Args:
+        linears: the decoder's linear layers; `linears.add(name, addition)` adds to the outputs of one, also where it
+            was packed, quantized, or joined with others.
+        config: of the engine.
+        context: of the model: its configuration, dtype and device.
+        max_num_seqs: most sequences of a step, which are the most rows of a captured one.
     """
 
 

@@ -4,7 +4,7 @@ What a caller sends runs as `n` engine requests, one per completion: these are w
 order:
 
     request             one sequence: prompt, output, why it ended; a `request_part` (`spans`, `encoder_prompt`) adds
-                        what a kind of model needs
+                        what a kind of model needs, `part_around` what an extension does
     request_queue       requests that wait, by policy
     admission           which of them may start; `headroom` keeps blocks free for those that run
     scheduler           what the next step computes: a `step_plan`, which the worker takes as a `batch`

@@ -35,8 +35,8 @@ class NewSequence:
     bad_words_ids: Sequence[Sequence[int]] = ()
     prompt_task: Any = None
     """What is made of the prompt, where no token is sampled: known to the worker of that use."""
-    part: Any = None
-    """What the request's part tells the worker's (`RequestPart.for_worker`); None for most."""
+    part: Mapping[str, Any] = field(default_factory=dict)
+    """What features make of the request, by the names by which their parts of the worker look for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ whole prompt. Knows neither tensors nor queues.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any, Self
@@ -70,9 +70,9 @@ class EncoderPrompt(RequestPart):
         """Return what the encoder reads; the decoder's first tokens come with the model."""
         return self.token_ids
 
-    def for_worker(self) -> Any:
+    def for_worker(self) -> Mapping[str, Any]:
         """Return the tokens that the encoder reads."""
-        return self.token_ids
+        return {"encoder_prompt": self.token_ids}
 
     def num_blocks(self, block_size: int) -> int:
         """Return how many blocks the states take."""

@@ -1,11 +1,13 @@
 """What a feature makes of one request while it is scheduled: spans, or the prompt of an encoder. Most have none.
 
-A part owns what it needs to know of its request; the scheduler, admission and the encoder planner ask it.
+A part owns what it needs to know of its request; the scheduler, admission and the encoder planner ask it. A request has
+one; that of an extension holds the other (`part_around.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from corellm.scheduling.batch import ItemSlice, item_slices
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 PlanItems = Callable[["Request", int, int], tuple[int, list[ItemSlice]]]
 """`EncoderPlanner.plan`."""
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class RequestPart:
@@ -35,9 +38,9 @@ class RequestPart:
         """Return the tokens that the user's prompt has."""
         return request.prompt_token_ids
 
-    def for_worker(self) -> Any:
-        """Return what the worker must know, as plain data."""
-        return None
+    def for_worker(self) -> Mapping[str, Any]:
+        """Return what parts of the worker must know, as plain data, by the names by which they look for it."""
+        return _NOTHING
 
     def num_slots(self, block_size: int) -> int:
         """Return how many slots of the KV cache the request takes beside its tokens'."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -30,9 +30,9 @@ class Spans(RequestPart):
 
     spans: Sequence[Span]
 
-    def for_worker(self) -> Any:
+    def for_worker(self) -> Mapping[str, Any]:
         """Return the spans."""
-        return self.spans
+        return {"spans": self.spans}
 
     def refusal(self, request: Request, limits: AdmissionLimits) -> PromptTooLongError | None:
         """Return the error for a span that no step can compute whole."""

@@ -16,9 +16,19 @@ from torch import Tensor, nn
 
 from corellm.attention.backend import AttentionCall, Rotary
 from corellm.attention.paged import ATTENTION_NAME, PagedStep, paged_attention
+from corellm.plain_linears import JoinedOutputs
 from corellm.transformers_releases import no_cache
 from corellm_kernels.fusion.kernel_set import KernelSet
-from corellm_kernels.fusion.layer_swap import agree, draw, has_tensors, joined, linears, outcome, swapped_for
+from corellm_kernels.fusion.layer_swap import (
+    agree,
+    draw,
+    has_tensors,
+    joined,
+    joined_places,
+    linears,
+    outcome,
+    swapped_for,
+)
 from corellm_kernels.fusion.norms import FusedRMSNorm
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
@@ -35,6 +45,7 @@ class FusedAttention(nn.Module):
     """Paged attention behind one projection."""
 
     qkv_proj: nn.Linear
+    joined_linears: dict[str, JoinedOutputs]
     q_norm: FusedRMSNorm
     k_norm: FusedRMSNorm
     o_proj: nn.Linear
@@ -124,6 +135,7 @@ def _made_after(
     for name in _PROJECTIONS:
         delattr(made, name)
     made.qkv_proj, made.widths, made.heads = whole, widths, [(x.shape[1], x.shape[2]) for x in attended]
+    made.joined_linears = joined_places(_PROJECTIONS, projections, "qkv_proj")
     made.scale, made.window, made.norms_heads = scale, window, hasattr(module, _HEAD_NORMS[0])
     made.kernels, made.positional = kernels, tuple(inspect.signature(module.forward).parameters)[1:]
     return made

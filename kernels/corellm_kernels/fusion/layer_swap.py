@@ -7,12 +7,15 @@ Knows no kind of layer. A replacement is a copy that shares all parameters. Its 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+from corellm.plain_linears import JoinedOutputs
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +83,15 @@ def joined(layers: list[nn.Linear]) -> nn.Linear | None:
     if biases:
         made.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
     return made
+
+
+def joined_places(names: Sequence[str], layers: Sequence[nn.Linear], child: str) -> dict[str, JoinedOutputs]:
+    """Return where the outputs of layers of these names are in those of `joined`, a child of that name."""
+    ends = list(accumulate(layer.out_features for layer in layers))
+    return {
+        name: JoinedOutputs(child, slice(end - layer.out_features, end))
+        for name, layer, end in zip(names, layers, ends, strict=True)
+    }
 
 
 def draw(like: Tensor, *shape: int, seed: int = 0) -> Tensor:

@@ -14,14 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from corellm.plain_linears import JoinedOutputs
 from corellm_kernels.fusion.kernel_set import KernelSet
-from corellm_kernels.fusion.layer_swap import agree, draw, joined, linears, outcome, swapped_for
+from corellm_kernels.fusion.layer_swap import agree, draw, joined, joined_places, linears, outcome, swapped_for
+
+_HALVES = ("gate_proj", "up_proj")
 
 
 class FusedGatedMLP(nn.Module):
     """`down(function(gate(x)) * up(x))`, with `gate` and `up` in one projection."""
 
     gate_up_proj: nn.Linear
+    joined_linears: dict[str, JoinedOutputs]
     down_proj: nn.Linear
     product: Callable[[Tensor], Tensor]
     kernels: KernelSet
@@ -39,9 +43,9 @@ class FusedGatedMLP(nn.Module):
 
 def fused_mlp(module: nn.Module, kernels: KernelSet) -> nn.Module | None:
     """Return the fused MLP; None if the module is another kind of layer."""
-    if {name for name, _ in module.named_children()} - {"gate_proj", "up_proj", "down_proj", "act_fn"}:
+    if {name for name, _ in module.named_children()} - {*_HALVES, "down_proj", "act_fn"}:
         return None
-    halves, down = linears(module, ("gate_proj", "up_proj")), linears(module, ("down_proj",))
+    halves, down = linears(module, _HALVES), linears(module, ("down_proj",))
     if not halves or not down or len(inspect.signature(module.forward).parameters) != 1:
         return None
     product, whole = _product(getattr(module, "act_fn", None), halves[0].weight, kernels), joined(halves)
@@ -50,6 +54,7 @@ def fused_mlp(module: nn.Module, kernels: KernelSet) -> nn.Module | None:
     made = swapped_for(module, FusedGatedMLP)
     del made.gate_proj, made.up_proj
     made.gate_up_proj, made.product, made.kernels = whole, product, kernels
+    made.joined_linears = joined_places(_HALVES, halves, "gate_up_proj")
     x = draw(halves[0].weight, 1, 3, halves[0].in_features)
     theirs = outcome(lambda: module(x))
     if theirs is None or not agree(outcome(lambda: made(x)), theirs):

@@ -91,7 +91,9 @@ class EngineLoop:
         try:
             features = unpack_items(message.items, file)
             salt, priority = message.cache_salt, message.priority
-            prompt = ProcessedPrompt(None, message.token_ids, features, salt, priority, decoder=message.decoder)
+            prompt = ProcessedPrompt(
+                None, message.token_ids, features, salt, priority, decoder=message.decoder, extra=message.extra
+            )
             params: Any = message.pooling_params or message.params
             self._engine.add_prepared(message.request_id, prompt, params, arrival_time=message.arrival_time)
         except Exception as error:  # no request may end the engine

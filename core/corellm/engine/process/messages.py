@@ -63,6 +63,8 @@ class Add(_Message):
     pooling_params: PoolingParams | None = None
     decoder: DecoderPrompt | None = None
     """What the decoder of an encoder-decoder begins with."""
+    extra: dict[str, Any] = {}
+    """What an extension keeps of the prompt."""
 
 
 class Abort(_Message):

@@ -172,7 +172,7 @@ class RemoteEngine:
         salt, priority = prompt.cache_salt, prompt.priority
         try:
             message = Add(request_id, prompt.token_ids, params, items, salt, priority, arrival_time, pooling_params)
-            message.decoder = prompt.decoder
+            message.decoder, message.extra = prompt.decoder, prompt.extra
             data = messages.encode(message)
             if len(data) > MAX_MESSAGE_BYTES:
                 raise PromptTooLongError(f"the prompt has {len(prompt.token_ids)} tokens; shorten it")

@@ -77,7 +77,7 @@ class EncoderStates(StepPart):
 
     def _encode(self, chunk: SequenceChunk, state: SequenceState, at: StateSlots) -> Tensor:
         """Return the states of a chunk's prompt, `[num_states, hidden_size]`."""
-        token_ids: Sequence[int] = state.sequence.part
+        token_ids: Sequence[int] = state.sequence.part["encoder_prompt"]
         prompt = SequenceChunk(chunk.request_id, 0, len(token_ids), token_ids, (), samples=False, items=chunk.items)
         ids = upload(np.array(token_ids, dtype=np.int64), self._runner.device)
         embeds, extra = self._runner.embed(ids, [prompt], [state])

@@ -58,7 +58,7 @@ class Spans(StepPart):
         visible = starts = None
         row = 0
         for chunk, state in zip(chunks, states, strict=True):
-            spans, stop = state.sequence.part, chunk.start + chunk.num_tokens
+            spans, stop = state.sequence.part.get("spans"), chunk.start + chunk.num_tokens
             for start, end in spans if spans and chunk.start < spans[-1][1] - num_plain else ():
                 if chunk.start < end - num_plain and start < stop:
                     assert end <= stop, f"the chunk [{chunk.start}, {stop}) cuts the span [{start}, {end})"

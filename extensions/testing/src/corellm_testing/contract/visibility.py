@@ -98,7 +98,7 @@ def engine_visibility(subject: Subject, processed: ProcessedPrompt) -> Mapping[i
 
     runner, count = subject.llm.engine.runner, len(processed.token_ids)
     spans = spans_of(subject.hooks, processed.token_ids, processed.features)
-    state = runner.new_state(NewSequence("", [0] * count, [], SamplingParams(), [], part=spans))
+    state = runner.new_state(NewSequence("", [0] * count, [], SamplingParams(), [], part={"spans": spans}))
     chunk = SequenceChunk("", 0, count, [0] * count, [0] * -(-count // runner.block_size), samples=False)
     watched = _Watched(runner.backend)
     runner.backend = watched  # type: ignore[assignment]

@@ -1,0 +1,179 @@
+"""Additions to the outputs of a decoder's linear layers: to each row of a step its own, as adapters of low rank are.
+
+Knows the layers by their names, also where packing or fusing has replaced them; knows neither rows nor what is added.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor, nn
+
+from corellm.errors import ContractError
+from corellm.plain_linears import JoinedOutputs
+from corellm.plugin.hookset import did_you_mean
+
+
+class Addition(Protocol):
+    """Adds to the outputs of one linear layer.
+
+    It is called in every step, with a row for each token in the order of the flat batch. What it adds to a row must
+    depend on that row and its sequence alone, bit for bit: each row's sums are made in one order, whatever the number
+    of rows and whatever is added to others. A row without an addition stays as it is, or gets zeros.
+
+    A captured step has a row for each sequence, in the order of its chunks, and perhaps rows of padding behind them,
+    whose outputs nobody reads. Its Python runs once: whose rows they are it must find in memory that keeps its address,
+    which the part fills in `StepPart.lay_out`. A part that cannot do so says `uncapturable`.
+    """
+
+    def __call__(self, x: Tensor, output: Tensor) -> None:
+        """Add in place.
+
+        Args:
+            x: `[num_rows, in_features]`, the layer's input; not to be changed.
+            output: `[num_rows, out_features]`, complete but for additions: activation, residual, rotation and the write
+                to the cache come after. Its rows may lie apart in memory, between those of joined layers.
+        """
+        ...
+
+
+class LinearSize(NamedTuple):
+    """Widths of a linear layer."""
+
+    in_features: int
+    out_features: int
+
+
+class AddedLinear(nn.Module):
+    """A linear layer of any kind, perhaps several joined into one, with additions to its outputs.
+
+    Args:
+        linear: the layer.
+    """
+
+    def __init__(self, linear: nn.Module) -> None:
+        super().__init__()
+        self.linear = linear
+        self.in_features, self.out_features = _size(linear)
+        self._additions: list[tuple[slice, Addition]] = []
+        self.eval()
+
+    @property
+    def weight(self) -> Tensor | nn.Module:
+        """What the layer has by this name: models ask for its type and device."""
+        return self.linear.weight
+
+    @property
+    def bias(self) -> Tensor | nn.Module:
+        """What the layer has by this name."""
+        return self.linear.bias
+
+    def add(self, outputs: slice, addition: Addition) -> None:
+        """Add to some of the outputs from now on, after earlier additions."""
+        self._additions.append((outputs, addition))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `[..., out_features]` for `[..., in_features]`."""
+        output: Tensor = self.linear(x)
+        rows, sums = x.reshape(-1, self.in_features), output.view(-1, self.out_features)
+        for outputs, addition in self._additions:
+            addition(rows, sums[:, outputs])
+        return output
+
+
+class LinearAdditions:
+    """The linear layers of a loaded model's decoder, to which additions can be attached.
+
+    A layer without an addition stays the object that it is: it runs no line of this.
+
+    Args:
+        model: the model, after its layers were replaced by faster ones.
+        decoder: the text decoder inside it.
+        without: modules of the decoder whose layers are left out, as they run for each sequence alone.
+
+    Attributes:
+        layers: those that have additions, by the names they were added under.
+    """
+
+    def __init__(self, model: nn.Module, decoder: nn.Module, without: Iterable[nn.Module] = ()) -> None:
+        self._model = model
+        self._inside = set(decoder.modules()) - {inner for module in without for inner in module.modules()}
+        self.layers: dict[str, AddedLinear] = {}
+
+    @property
+    def sizes(self) -> Mapping[str, LinearSize]:
+        """Widths of the decoder's linear layers by name, as they were before fusing joined some.
+
+        Names are those of the loaded model's modules: `model.layers.0.self_attn.q_proj`. Left out are layers
+        that several modules share, and those inside of layers that keep a state.
+        """
+        return {name: place.size for name, place in self._places.items()}
+
+    def add(self, name: str, addition: Addition) -> None:
+        """Add to the outputs of a layer in every step from now on; several additions run in the order of these calls.
+
+        Args:
+            name: one of `sizes`.
+            addition: what to call. That steps run the layer on the rows of all their tokens is checked later in the
+                load.
+
+        Raises:
+            ContractError: the decoder has no linear layer of this name.
+        """
+        if name not in self._places:
+            raise ContractError(f"{name!r} is no linear layer of the decoder{did_you_mean(name, self._places)}")
+        place = self._places[name]
+        layer = place.layer
+        if not isinstance(layer, AddedLinear):
+            layer = AddedLinear(layer)
+            setattr(place.parent, place.child, layer)
+        layer.add(place.outputs, addition)
+        self.layers[name] = layer
+
+    @cached_property
+    def _places(self) -> dict[str, _Place]:
+        named = list(self._model.named_modules(remove_duplicate=False))
+        uses = Counter(module for _, module in named)
+        return {
+            f"{prefix}.{name}" if prefix else name: place
+            for prefix, parent in named
+            if parent in self._inside
+            for name, place in _linears_of(parent)
+            if uses[parent] == uses[place.layer] == 1
+        }
+
+
+class _Place(NamedTuple):
+    """Where a linear layer is, or the one that it was joined into."""
+
+    parent: nn.Module
+    child: str
+    outputs: slice
+
+    @property
+    def layer(self) -> nn.Module:
+        return self.parent.get_submodule(self.child)
+
+    @property
+    def size(self) -> LinearSize:
+        return LinearSize(_size(self.layer).in_features, self.outputs.stop - self.outputs.start)
+
+
+def _linears_of(parent: nn.Module) -> Iterator[tuple[str, _Place]]:
+    """Yield a module's linear layers by the names that they had before some were joined."""
+    joined: dict[str, JoinedOutputs] = getattr(parent, "joined_linears", {})
+    for name, place in joined.items():
+        yield name, _Place(parent, *place)
+    whole = {place.child for place in joined.values()}
+    for name, child in parent.named_children():
+        if name not in whole and None not in _size(child):
+            yield name, _Place(parent, name, slice(0, _size(child).out_features))
+
+
+def _size(linear: nn.Module) -> LinearSize:
+    """Return the widths that a layer states; None for each that it does not."""
+    widths: list[Any] = [getattr(linear, name, None) for name in LinearSize._fields]
+    return LinearSize(*widths)

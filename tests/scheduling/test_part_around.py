@@ -1,0 +1,45 @@
+"""A part around another one changes nothing but what it overrides."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from corellm.scheduling.part_around import PartAround
+from corellm.scheduling.request_part import PLAIN, RequestPart
+from corellm.scheduling.spans import Spans
+from tests.modelling.low_rank import AdapterOf
+from tests.scheduling.fake_worker import make_request
+
+METHODS = [name for name, _ in inspect.getmembers(RequestPart, inspect.isfunction) if not name.startswith("_")]
+
+
+class Inner(RequestPart):
+    """Returns what it was asked."""
+
+    def __getattribute__(self, name: str) -> Any:
+        return (lambda *args: (name, args)) if name in METHODS else super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_inner_part_is_asked(name: str) -> None:
+    """Every method that parts have, with its arguments."""
+    args: Sequence[int] = range(len(inspect.signature(getattr(RequestPart, name)).parameters) - 1)
+    found = getattr(PartAround(Inner()), name)(*args)
+    if name == "fresh":
+        found = found.inner
+    assert found == (None if name in ("count", "restart") else (name, tuple(args)))
+
+
+def test_spans_stay_beside_an_adapter() -> None:
+    """The worker is told both, and hashes depend on both."""
+    spans = Spans([(2, 5)])
+    request = make_request("r", [9] * 12)
+    part = AdapterOf(spans, "first")
+    assert part.for_worker() == {"spans": [(2, 5)], "adapter": "first"}
+    keys = [tuple(each.hash_keys(request, 0, 8)) for each in (PLAIN, spans, part, AdapterOf(spans, "second"))]
+    assert len(set(keys)) == 4
+    assert keys[2][: len(keys[1])] == keys[1]
