@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from corellm.config import EngineConfig
+from corellm.errors import ConfigError
 from corellm.hookspecs import ModelContext
 from corellm.loading.model_parts import ModelParts
 from corellm.loading.sizing import Sizes, sequences_at_once, token_budget, wanted_len
@@ -63,7 +64,10 @@ def _make_parts(
         parts.append(EncoderStates(runner, weights.language_model, weights.max_states))
     if recurrent is not None:
         parts.append(recurrent)
-    return [*parts, *weights.offered]
+    parts += weights.offered
+    if any(part.proposes for part in parts) and (reasons := [part.irreversible for part in parts if part.irreversible]):
+        raise ConfigError(f"an extension drafts tokens, which this model cannot check: {reasons[0]}; load it without")
+    return parts
 
 
 def users_of(config: EngineConfig, weights: ModelParts, sizes: Sizes) -> Callable[[BlockPool], Sequence[BlockUser]]:

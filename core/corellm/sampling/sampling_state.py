@@ -7,6 +7,7 @@ preemption behaves exactly as the dropped one.
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
@@ -117,12 +118,15 @@ class SamplingState:
         mask = np.zeros(num_words(self._vocab_size), dtype=np.int32)
         if self.failure is None:
             try:
-                self._current_constraint().fill(mask)
+                self._fill(mask)
             except Exception as error:
                 where = f"generated token {self.num_generated}: the constraint {self.params.constraint.kind!r:.100}"
                 self.failure = failure_of(where, error, RequestFailedError)
                 mask[:] = 0
         return mask if self._allowed is None else mask & self._allowed
+
+    def _fill(self, mask: TokenMask) -> None:
+        self._current_constraint().fill(mask)
 
     def _current_constraint(self) -> Constraint:
         """Return the constraint after it accepted the whole output."""
@@ -133,6 +137,10 @@ class SamplingState:
             self._constraint.accept(self._outputs[position])
         self._num_accepted = len(self._outputs)
         return self._constraint
+
+    def along(self, drafts: Sequence[int]) -> list[SamplingState]:
+        """Return the states before each draft and after the last, as if those before it were right; for one use."""
+        return [self, *(_DraftedState(self, drafts[:count]) for count in range(1, len(drafts) + 1))]
 
     def additions(self) -> list[tuple[Ids, Values]]:
         """Return `(token ids, values)` to add to the next token's logits; minus infinity forbids a token."""
@@ -165,6 +173,40 @@ class SamplingState:
         position = (len(self._outputs) + ahead).to_bytes(8, "little")
         digest = blake2b(position, key=self._stream, digest_size=8).digest()
         return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+
+
+class _DraftedState(SamplingState):
+    """The state of a sequence after drafts; the one that it is made of stays as it is."""
+
+    def __init__(self, state: SamplingState, drafts: Sequence[int]) -> None:
+        self.__dict__.update(state.__dict__)
+        self._state, self._drafts = state, drafts
+        self._outputs = [*state._outputs, *drafts]
+        if self.penalised:
+            self._tally = copy.deepcopy(state._tally)
+
+    def _fill(self, mask: TokenMask) -> None:
+        """Fill a mask as after the drafts; with nothing if one of them cannot come, or ends the output."""
+        constraint, accepted = self._state._current_constraint(), 0
+        try:
+            for token in self._drafts:
+                constraint.fill(mask)
+                if not _has(mask, token) or token in self._stop_token_ids:
+                    mask[:] = 0
+                    break
+                constraint.accept(token)
+                accepted += 1
+                mask[:] = 0
+            else:
+                constraint.fill(mask)
+            constraint.rollback(accepted)
+        except Exception:
+            self._state._constraint, self._state._num_accepted = None, 0  # what it has accepted is not known
+            raise
+
+
+def _has(mask: TokenMask, token: int) -> bool:
+    return bool(0 <= token // 32 < len(mask) and mask[token // 32] >> token % 32 & 1)
 
 
 class TokenTally:

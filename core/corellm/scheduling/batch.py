@@ -88,7 +88,12 @@ class SequenceChunk:
     notes: Sequence[Any] = ()
     """What users of blocks tell the worker's parts."""
     num_drafts: int = 0
-    """How many of the last tokens are drafts: the worker keeps those that are what it samples, and all before them."""
+    """How many of the last tokens are drafts: the worker keeps those that it samples itself, up to the first other."""
+
+    @property
+    def drafts(self) -> Sequence[int]:
+        """Those tokens."""
+        return self.token_ids[self.num_tokens - self.num_drafts :] if self.num_drafts else ()
 
 
 @dataclass(slots=True)

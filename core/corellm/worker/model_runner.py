@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from corellm.attention.backend import AttentionBackend
@@ -118,7 +119,7 @@ class ModelRunner:
             self._states.pop(request_id, None)
         self.encoders.drop(batch.freed_items)
 
-        step = StepInFlight(batch, self._states)
+        step = StepInFlight(batch, self._states, self.parts)
         for sequence in batch.new:
             self._admit(sequence, step.result)
         self.encoders.run([self._states[request_id].sequence.features[index] for request_id, index in batch.encode])
@@ -140,10 +141,9 @@ class ModelRunner:
             rows = {chunk.request_id: row for row, chunk in enumerate(before.chunks)}
             kept = np.array([rows[chunk.request_id] for chunk in batch.chunks])
             token_ids = token_ids[upload(kept, self.device)]
-        logits = self.graphs.run(
-            self.lay_out(batch.chunks, states), token_ids.clamp(min=0)
-        )  # a failed row has -1; its next token is dropped
-        step = StepInFlight(batch, self._states)
+        # a failed row has -1; its next token is dropped
+        logits = self.graphs.run(self.lay_out(batch.chunks, states), token_ids.clamp(min=0))
+        step = StepInFlight(batch, self._states, self.parts)
         step.chunks, step.in_flight = batch.chunks, True
         step.tokens = self.sampler.start(logits, [state.sampling for state in states], ahead=1)
         return step
@@ -204,21 +204,23 @@ class ModelRunner:
             step.wait()
 
     def run(self, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], step: StepInFlight) -> None:
-        """Run one forward pass, and sample a token for every chunk that ends its sequence."""
+        """Run one forward pass; sample a token for every chunk that ends its sequence, and for each of its drafts."""
         batch = self.lay_out(chunks, states)
         ending = [i for i, chunk in enumerate(chunks) if chunk.samples]
         graphs = self.graphs
         if graphs is not None and graphs.fits(batch) and _is_plain_decode(chunks, states):
-            logits, step.in_flight = graphs.run(batch), graphs.asynchronous
+            logits = graphs.run(batch)
+            step.in_flight = graphs.asynchronous and not any(part.proposes for part in self.parts)
         else:
-            outputs = upload((np.cumsum(batch.metadata.query_lens) - 1)[ending or [0]], self.device)
+            outputs = upload(_sampled_rows(chunks, ending) if ending else np.zeros(1, np.int64), self.device)
             on_device = replace(upload_all(batch, self.device), outputs=None if _scores_prompts(states) else outputs)
             hidden = self.forward(on_device, chunks, states)
             self._add_prompt_logprobs(chunks, states, hidden, step.result)
             if not ending:
                 return
             logits = self.logits(hidden if len(hidden) == len(outputs) else hidden[outputs])
-        step.tokens = self.sampler.start(logits, [states[i].sampling for i in ending])
+        samplings = [state for i in ending for state in states[i].sampling.along(chunks[i].drafts)]
+        step.tokens = self.sampler.start(logits, samplings)
         step.chunks = [chunks[i] for i in ending]
 
     def forward(self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> Tensor:
@@ -304,6 +306,14 @@ class ModelRunner:
 def _is_plain_decode(chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> bool:
     """Whether a step of single tokens has text only, samples after each, and returns no prompt log-probabilities."""
     return all(chunk.samples and not chunk.items for chunk in chunks) and not _scores_prompts(states)
+
+
+def _sampled_rows(chunks: Sequence[SequenceChunk], ending: Sequence[int]) -> NDArray[np.int64]:
+    """Return the tokens of a flat batch after which one is sampled: the last of ending chunks, and before drafts."""
+    counts = np.array([1 + chunks[i].num_drafts for i in ending])
+    ends = np.cumsum([chunk.num_tokens for chunk in chunks])[ending]
+    rows: NDArray[np.int64] = np.arange(counts.sum()) + np.repeat(ends - np.cumsum(counts), counts)
+    return rows
 
 
 def _scores_prompts(states: Sequence[SequenceState]) -> bool:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from corellm.sampling.sampler import TokensInFlight
-from corellm.scheduling.batch import ScheduledBatch, SequenceChunk, StepResult
+from corellm.sampling.sampler import SamplerOutput, TokensInFlight
+from corellm.scheduling.batch import ScheduledBatch, SequenceChunk, StepResult, TokenLogprobs
+from corellm.worker.parts.step_part import StepPart
 from corellm.worker.sequence_state import SequenceState
 
 
@@ -18,16 +19,17 @@ class StepInFlight:
     Args:
         batch: what it runs.
         states: of the worker's sequences; failed ones are removed.
+        parts: of the worker.
 
     Attributes:
         result: so far.
-        chunks: the chunks that get a token.
-        tokens: their tokens, in this order; None once they are in the result.
+        chunks: the chunks that get tokens.
+        tokens: their tokens in this order, one and one for each draft; None once they are in the result.
         in_flight: whether it is a graph that still runs: only then can `launch_ahead` follow it.
     """
 
-    def __init__(self, batch: ScheduledBatch, states: dict[str, SequenceState]) -> None:
-        self.batch, self._states = batch, states
+    def __init__(self, batch: ScheduledBatch, states: dict[str, SequenceState], parts: Sequence[StepPart] = ()) -> None:
+        self.batch, self._states, self._parts = batch, states, parts
         self.result = StepResult()
         self.chunks: Sequence[SequenceChunk] = ()
         self.tokens: TokensInFlight | None = None
@@ -37,15 +39,33 @@ class StepInFlight:
         """Wait for the device and return the step's result."""
         result, tokens, self.tokens, self.in_flight = self.result, self.tokens, None, False
         if tokens is not None:
-            output = tokens.wait()
-            for row, chunk in enumerate(self.chunks):
-                if row in output.failed:
-                    result.failed[chunk.request_id] = output.failed[row]
-                    continue
-                result.sampled[chunk.request_id] = [output.token_ids[row]]
-                logprobs = output.logprobs[row]
-                if logprobs is not None:
-                    result.logprobs[chunk.request_id] = [logprobs]
+            output, end = tokens.wait(), 0
+            for chunk in self.chunks:
+                start, end = end, end + 1 + chunk.num_drafts
+                self._take(chunk, output, start)
+            names = [chunk.request_id for chunk in self.chunks if self._parts]
+            sampled = {name: result.sampled[name] for name in names if name in result.sampled}
+            for part in self._parts:
+                result.drafts.update(part.propose(sampled))
         for request_id in result.failed:
             self._states.pop(request_id, None)
         return result
+
+    def _take(self, chunk: SequenceChunk, output: SamplerOutput, first: int) -> None:
+        """Take a chunk's tokens from row `first` on: the drafts that are what was sampled, and the token after them."""
+        sampled: list[int] = []
+        logprobs: list[TokenLogprobs] = []
+        for row, draft in enumerate([*chunk.drafts, None], start=first):
+            if row in output.failed and sampled:
+                break  # a draft after it ends the output, or the next step fails
+            if row in output.failed:
+                self.result.failed[chunk.request_id] = output.failed[row]
+                return
+            sampled.append(output.token_ids[row])
+            if (found := output.logprobs[row]) is not None:
+                logprobs.append(found)
+            if sampled[-1] != draft:
+                break
+        self.result.sampled[chunk.request_id] = sampled
+        if logprobs:
+            self.result.logprobs[chunk.request_id] = logprobs

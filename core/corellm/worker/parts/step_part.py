@@ -18,6 +18,11 @@ class StepPart:
     uncapturable = ""
     """Why decode steps cannot be captured; empty where `lay_out` and `attention` are all that the part does in them."""
 
+    proposes = False
+    """Whether `propose` may return drafts: then no step is launched before the tokens of the last one are known."""
+    irreversible = ""
+    """Why a token that a step has computed cannot be taken back, as drafts that were wrong are; empty if it can."""
+
     def begin(self, batch: ScheduledBatch) -> None:
         """Take what the scheduler says, after blocks were swapped out and before others are swapped in."""
 
@@ -41,6 +46,13 @@ class StepPart:
 
     def commit(self) -> None:
         """Take over what the last step made: it has run. Until then it may run again."""
+
+    def propose(self, sampled: Mapping[str, Sequence[int]]) -> Mapping[str, list[int]]:
+        """Return drafts of what comes after the tokens that a step sampled, both by request: the next step checks them.
+
+        What is sampled does not depend on drafts: each takes a row of the next step, and saves a step if it is right.
+        """
+        return {}
 
     def forget(self) -> None:
         """Drop all sequences, after a step was interrupted."""

@@ -74,7 +74,7 @@ class RecurrentStates(StepPart):
         device: of the model.
     """
 
-    uncapturable = "layers of this model keep a state"
+    uncapturable = irreversible = "layers of this model keep a state"
 
     def __init__(
         self, mixers: Sequence[Mixer], layouts: Sequence[Sequence[StateLayout]], max_num_seqs: int, device: torch.device

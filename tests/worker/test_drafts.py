@@ -1,0 +1,146 @@
+"""Drafts change no output: what is sampled is checked against them, and what was computed too far is given up.
+
+The oracle is the same engine without drafts; a part of a test's extension guesses from its outputs, wrong now and then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from corellm import LLM, SamplingParams
+from corellm.errors import ConfigError
+from corellm.hookspecs import hookimpl
+from corellm.outputs import RequestOutput
+from corellm.plugin.extensions import load_extensions
+from corellm.scheduling.batch import NewSequence, ScheduledBatch
+from corellm.worker.parts.step_part import StepPart
+from tests.fixtures import random_image
+from tests.sampling.automaton import automata, automaton
+
+Known = Mapping[tuple[int, ...], Sequence[Sequence[int]]]
+"""Completions by prompt."""
+
+
+class Guesses(StepPart):
+    """Drafts up to three tokens of a known completion, every fourth of them wrong."""
+
+    proposes = True
+
+    def __init__(self, known: Known) -> None:
+        self._known, self._random = known, Random(0)
+        self._sequences: dict[str, NewSequence] = {}
+        self.num_steps = self.num_drafts = 0
+
+    def begin(self, batch: ScheduledBatch) -> None:
+        self.num_steps += bool(batch.chunks)
+        self.num_drafts += sum(chunk.num_drafts for chunk in batch.chunks)
+        self._sequences.update({sequence.request_id: sequence for sequence in batch.new})
+
+    def propose(self, sampled: Mapping[str, Sequence[int]]) -> Mapping[str, list[int]]:
+        return {name: self._guess(self._sequences[name], tokens) for name, tokens in sampled.items()}
+
+    def _guess(self, sequence: NewSequence, sampled: Sequence[int]) -> list[int]:
+        output = [*sequence.output_token_ids, *sampled]
+        for completion in self._known.get(tuple(sequence.prompt_token_ids), ()):
+            if list(completion[: len(output)]) == output:
+                right = completion[len(output) : len(output) + 3]
+                return [token if self._random.random() < 0.75 else token // 2 for token in right]
+        return []
+
+
+@contextmanager
+def guessing(known: Known) -> Iterator[Guesses]:
+    """Inside the block, models are loaded with the part."""
+    part = Guesses(known)
+
+    class Extension:
+        @hookimpl
+        def offer_step_part(self) -> StepPart:
+            return part
+
+    extension = Extension()
+    load_extensions().register(extension, name="the drafting extension")
+    try:
+        yield part
+    finally:
+        load_extensions().unregister(extension)
+
+
+def load() -> tuple[list[Any], list[SamplingParams]]:
+    """Return prompts and parameters of every kind that changes what is sampled, or where an output ends."""
+    texts = [f"USER: number {i} is what? ASSISTANT:" for i in range(8)]
+    image = {
+        "prompt": "USER: <image>\nWhat is this? ASSISTANT:",
+        "multi_modal_data": {"image": random_image(40, 30, 1)},
+    }
+    wanted: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 1.0, "seed": 3, "logprobs": 2},
+        {"temperature": 0.7, "seed": 4, "top_k": 9, "top_p": 0.9, "n": 2},
+        {"temperature": 0, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "logprobs": 0},
+        {"temperature": 0, "constraint": automaton()},
+        {"temperature": 1.0, "seed": 5, "constraint": automaton(9), "ignore_eos": False},
+        {"temperature": 0, "bad_words": ["number"], "min_tokens": 4, "stop_token_ids": [*range(0, 200, 7)]},
+        {"temperature": 0, "stop": [*"aeiou"]},
+        {"temperature": 0, "max_tokens": 7},
+    ]
+    return [*texts, image], [SamplingParams(**{"max_tokens": 24, "ignore_eos": True, **given}) for given in wanted]
+
+
+def told(output: RequestOutput) -> Any:
+    """Return what must not differ."""
+    return [
+        (c.text, c.token_ids, c.logprobs, c.cumulative_logprob, c.finish_reason, c.stop_reason) for c in output.outputs
+    ]
+
+
+def known_of(outputs: Sequence[RequestOutput]) -> Known:
+    """Return what the part may guess."""
+    return {tuple(output.prompt_token_ids): [c.token_ids for c in output.outputs] for output in outputs}
+
+
+@pytest.mark.parametrize("options", [{}, {"kernels": "off"}, {"num_kv_blocks": 14}, {"dtype": "bfloat16"}])
+def test_drafts_change_no_output(tiny_llava: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With compiled kernels and without, under preemption, for every kind of parameters; and they save steps."""
+    if options.pop("kernels", ""):
+        monkeypatch.setenv("CORELLM_CPU_KERNELS", "off")
+    options = {"dtype": "float32", "num_kv_blocks": 200, "max_model_len": 200, "max_num_seqs": 6, **options}
+    with automata():
+        with LLM(str(tiny_llava), **options) as llm:
+            wanted = llm.generate(*load(), use_tqdm=False)
+        with guessing({}) as silent, LLM(str(tiny_llava), **options) as llm:
+            llm.generate(*load(), use_tqdm=False)
+        with guessing(known_of(wanted)) as part, LLM(str(tiny_llava), **options) as llm:
+            found = llm.generate(*load(), use_tqdm=False)
+            llm.engine.scheduler.blocks.check_integrity()
+    assert [told(output) for output in found] == [told(output) for output in wanted]
+    assert part.num_drafts > 100
+    assert part.num_steps < 0.8 * silent.num_steps
+
+
+def test_a_request_that_fails_among_drafts_fails_alone(tiny_llava: Path) -> None:
+    """As it does without: its constraint raises after some tokens; the one beside it is not disturbed."""
+    prompts = ["USER: one ASSISTANT:", "USER: two ASSISTANT:"]
+    plain = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    params = [plain, SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, constraint=automaton())]
+    broken = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, constraint=automaton(fails="accept", at=5))
+    with automata():
+        with LLM(str(tiny_llava), dtype="float32", num_kv_blocks=64) as llm:
+            wanted = llm.generate(prompts, params, use_tqdm=False)
+        with guessing(known_of(wanted)), LLM(str(tiny_llava), dtype="float32", num_kv_blocks=64) as llm:
+            first, second = llm.generate(prompts, [plain, broken], use_tqdm=False, on_error="return")
+    assert told(first) == told(wanted[0])
+    assert "the automaton fails in accept" in str(second.error)
+    assert second.outputs[0].token_ids == wanted[1].outputs[0].token_ids[:6]
+
+
+def test_a_model_that_cannot_go_back_is_refused(tiny_llava: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Guesses, "irreversible", "layers of this model keep a state")
+    with guessing({}), pytest.raises(ConfigError, match=r"drafts tokens.*keep a state"):
+        LLM(str(tiny_llava))
