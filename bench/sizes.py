@@ -22,7 +22,7 @@ VLLM_LINES = {"llava": 741, "blip2": 707, "qwen_vl": 1875}
 NAMES = {
     "encoder-decoders": r"(?i)encoder[- _]?decoder|encoder_?prompt|encoder_?states|max_states|num_states|attend_states",
     "spans": r"\b[Ss]pans?\b|_spans?\b|\bspans?_",
-    "blocks of windows": r"(?i)window_?blocks|window_layers|placed_|\bWindows\b|parts\.windows",
+    "blocks of windows": r"(?i)window_?blocks|window_layers|(?<!re)placed_|\bWindows\b|parts\.windows",
     "recurrent states": r"(?i)recurrent",
     "pooling": r"(?i)pooling|pooler",
 }
