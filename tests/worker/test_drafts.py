@@ -19,9 +19,11 @@ from corellm.hookspecs import hookimpl
 from corellm.outputs import RequestOutput
 from corellm.plugin.extensions import load_extensions
 from corellm.scheduling.batch import NewSequence, ScheduledBatch
+from corellm.text_models.tiny import make_tiny_checkpoint
 from corellm.worker.parts.step_part import StepPart
 from tests.fixtures import random_image
 from tests.sampling.automaton import automata, automaton
+from tests.text_models.stateful import MAIN
 
 Known = Mapping[tuple[int, ...], Sequence[Sequence[int]]]
 """Completions by prompt."""
@@ -30,7 +32,7 @@ Known = Mapping[tuple[int, ...], Sequence[Sequence[int]]]
 class Guesses(StepPart):
     """Drafts up to three tokens of a known completion, every fourth of them wrong."""
 
-    proposes = True
+    most_drafts = 3
 
     def __init__(self, known: Known) -> None:
         self._known, self._random = known, Random(0)
@@ -40,7 +42,12 @@ class Guesses(StepPart):
     def begin(self, batch: ScheduledBatch) -> None:
         self.num_steps += bool(batch.chunks)
         self.num_drafts += sum(chunk.num_drafts for chunk in batch.chunks)
+        for request_id in batch.released:
+            self._sequences.pop(request_id, None)
         self._sequences.update({sequence.request_id: sequence for sequence in batch.new})
+
+    def forget(self) -> None:
+        self._sequences.clear()
 
     def propose(self, sampled: Mapping[str, Sequence[int]]) -> Mapping[str, list[int]]:
         return {name: self._guess(self._sequences[name], tokens) for name, tokens in sampled.items()}
@@ -105,15 +112,17 @@ def known_of(outputs: Sequence[RequestOutput]) -> Known:
     return {tuple(output.prompt_token_ids): [c.token_ids for c in output.outputs] for output in outputs}
 
 
-@pytest.mark.parametrize("options", [{}, {"kernels": "off"}, {"num_kv_blocks": 14}, {"dtype": "bfloat16"}])
-def test_drafts_change_no_output(tiny_llava: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["plain", "no kernels", "few blocks", "bfloat16"])
+def test_drafts_change_no_output(tiny_llava: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With compiled kernels and without, under preemption, for every kind of parameters; and they save steps."""
-    if options.pop("kernels", ""):
+    if kind == "no kernels":
         monkeypatch.setenv("CORELLM_CPU_KERNELS", "off")
-    options = {"dtype": "float32", "num_kv_blocks": 200, "max_model_len": 200, "max_num_seqs": 6, **options}
+    given = {"few blocks": {"num_kv_blocks": 14}, "bfloat16": {"dtype": "bfloat16"}}.get(kind, {})
+    options = {"dtype": "float32", "num_kv_blocks": 200, "max_model_len": 200, "max_num_seqs": 6, **given}
     with automata():
         with LLM(str(tiny_llava), **options) as llm:
             wanted = llm.generate(*load(), use_tqdm=False)
+            assert options["num_kv_blocks"] > 20 or llm.engine.scheduler.get_stats().num_preemptions > 0
         with guessing({}) as silent, LLM(str(tiny_llava), **options) as llm:
             llm.generate(*load(), use_tqdm=False)
         with guessing(known_of(wanted)) as part, LLM(str(tiny_llava), **options) as llm:
@@ -140,7 +149,34 @@ def test_a_request_that_fails_among_drafts_fails_alone(tiny_llava: Path) -> None
     assert second.outputs[0].token_ids == wanted[1].outputs[0].token_ids[:6]
 
 
-def test_a_model_that_cannot_go_back_is_refused(tiny_llava: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Guesses, "irreversible", "layers of this model keep a state")
-    with guessing({}), pytest.raises(ConfigError, match=r"drafts tokens.*keep a state"):
-        LLM(str(tiny_llava))
+def test_a_model_that_cannot_go_back_is_refused(tmp_path: Path) -> None:
+    """One whose layers keep a state: a wrong draft would stay in it."""
+    architecture, config = next(iter(MAIN.items()))
+    with guessing({}), pytest.raises(ConfigError, match=r"Guesses drafts tokens.*keep a state"):
+        LLM(str(make_tiny_checkpoint(tmp_path, architecture=architecture, **config)))
+
+
+class Broken(Guesses):
+    """Fails, or drafts what no model has."""
+
+    def propose(self, sampled: Mapping[str, Sequence[int]]) -> Mapping[str, list[int]]:
+        if self.num_steps > 3:
+            raise RuntimeError("no more")
+        return {name: [10**6, 5] for name in sampled}
+
+
+def test_a_part_that_fails_costs_its_drafts_alone(
+    tiny_llava: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Tokens that do not exist are left out; an error turns drafts off, once."""
+    monkeypatch.setattr("tests.worker.test_drafts.Guesses", Broken)
+    plain = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    with LLM(str(tiny_llava), dtype="float32", num_kv_blocks=64) as llm:
+        wanted = llm.generate("USER: one ASSISTANT:", plain, use_tqdm=False)
+    with guessing({}) as part, LLM(str(tiny_llava), dtype="float32", num_kv_blocks=64) as llm:
+        found = llm.generate("USER: one ASSISTANT:", plain, use_tqdm=False)
+    assert told(found[0]) == told(wanted[0])
+    assert part.num_drafts == 0
+    assert [record.message for record in caplog.records if "drafts" in record.message] == [
+        "Broken failed; there are no drafts any more"
+    ]

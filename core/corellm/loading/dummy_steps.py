@@ -66,7 +66,7 @@ def profile_run(
     hidden = runner.forward(upload_all(runner.lay_out(chunks, states), runner.device), chunks, states)
     if not runner.samples:
         return
-    logits = runner.logits(hidden[:num_seqs])
+    logits = runner.logits(hidden[: num_seqs * (1 + max((part.most_drafts for part in runner.parts), default=0))])
     for state in sampled:
         runner.sampler(logits, [state.sampling] * len(logits))
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from corellm.config import EngineConfig
-from corellm.errors import ConfigError
 from corellm.hookspecs import ModelContext
 from corellm.loading.model_parts import ModelParts
 from corellm.loading.sizing import Sizes, sequences_at_once, token_budget, wanted_len
@@ -65,8 +64,6 @@ def _make_parts(
     if recurrent is not None:
         parts.append(recurrent)
     parts += weights.offered
-    if any(part.proposes for part in parts) and (reasons := [part.irreversible for part in parts if part.irreversible]):
-        raise ConfigError(f"an extension drafts tokens, which this model cannot check: {reasons[0]}; load it without")
     return parts
 
 

@@ -302,6 +302,7 @@ def _make_runner(
             engine_seed=secrets.randbits(63) if config.model.seed is None else config.model.seed,
             constraints=constraints,
         ),
+        vocab_size=min(weights.vocab_size, weights.embedding_size),
         sample=first_result("register_sampling", callable, device=context.device),
         make_parts=parts_of(weights, cache, recurrent),
     )

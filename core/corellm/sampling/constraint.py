@@ -45,7 +45,7 @@ class Constraint(Protocol):
         ...
 
     def rollback(self, num_tokens: int) -> None:
-        """Take back the last accepted tokens, at most as many as there are: after each look at drafts, right or wrong."""
+        """Take back the last accepted tokens, at most as many as there are: after a look at drafts, right or wrong."""
         ...
 
 

@@ -7,7 +7,6 @@ preemption behaves exactly as the dropped one.
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
@@ -184,7 +183,7 @@ class _DraftedState(SamplingState):
         self._state, self._drafts = state, drafts
         self._outputs = [*state._outputs, *drafts]
         if self.penalised:
-            self._tally = copy.deepcopy(state._tally)
+            self._tally = state._tally.copy()
 
     def _fill(self, mask: TokenMask) -> None:
         """Fill a mask as after the drafts; with nothing if one of them cannot come, or ends the output."""
@@ -227,6 +226,12 @@ class TokenTally:
     def counts(self) -> Values:
         """How often each of `ids` was added."""
         return self._counts[: len(self._place)]
+
+    def copy(self) -> TokenTally:
+        """Return one that grows on its own."""
+        other = TokenTally()
+        other._place, other._ids, other._counts = dict(self._place), self._ids.copy(), self._counts.copy()
+        return other
 
     def mark(self, token_ids: Ids) -> None:
         """Add new, distinct tokens with a count of 0."""

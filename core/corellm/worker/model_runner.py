@@ -34,6 +34,7 @@ from corellm.worker.encoder_runner import EncoderRunner
 from corellm.worker.input_batch import FlatBatch, lay_out
 from corellm.worker.item_embeddings import select_embeddings
 from corellm.worker.kv_cache import KVCache
+from corellm.worker.parts.proposals import proposer
 from corellm.worker.parts.step_part import StepPart
 from corellm.worker.sequence_state import SequenceState, rope_positions
 from corellm.worker.step_in_flight import StepInFlight
@@ -54,6 +55,7 @@ class ModelRunner:
         embedding_width: width of the embeddings that `get_multimodal_embeddings` returns; None for that of the first.
         dtype, device: of the model.
         new_sampling: makes the sampling state of a sequence.
+        vocab_size: tokens below can be sampled, and have an embedding.
         sample: an extension's function that chooses tokens, or None.
         make_parts: makes what runs beside the decoder, of this object.
 
@@ -81,6 +83,7 @@ class ModelRunner:
         dtype: torch.dtype,
         device: torch.device,
         new_sampling: Callable[[NewSequence], SamplingState],
+        vocab_size: int,
         sample: Sample | None = None,
         make_parts: Callable[[ModelRunner], Sequence[StepPart]] = lambda runner: (),
     ) -> None:
@@ -92,6 +95,7 @@ class ModelRunner:
         self._states: dict[str, SequenceState] = {}
         self.graphs: DecodeGraphs | None = None
         self.parts = make_parts(self)
+        self._propose = proposer(self.parts, device, vocab_size) if self.samples else None
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """Run one step and wait for its result; requests that failed are in its `failed`."""
@@ -119,7 +123,7 @@ class ModelRunner:
             self._states.pop(request_id, None)
         self.encoders.drop(batch.freed_items)
 
-        step = StepInFlight(batch, self._states, self.parts)
+        step = StepInFlight(batch, self._states, self._propose)
         for sequence in batch.new:
             self._admit(sequence, step.result)
         self.encoders.run([self._states[request_id].sequence.features[index] for request_id, index in batch.encode])
@@ -143,7 +147,7 @@ class ModelRunner:
             token_ids = token_ids[upload(kept, self.device)]
         # a failed row has -1; its next token is dropped
         logits = self.graphs.run(self.lay_out(batch.chunks, states), token_ids.clamp(min=0))
-        step = StepInFlight(batch, self._states, self.parts)
+        step = StepInFlight(batch, self._states, self._propose)
         step.chunks, step.in_flight = batch.chunks, True
         step.tokens = self.sampler.start(logits, [state.sampling for state in states], ahead=1)
         return step
@@ -210,7 +214,7 @@ class ModelRunner:
         graphs = self.graphs
         if graphs is not None and graphs.fits(batch) and _is_plain_decode(chunks, states):
             logits = graphs.run(batch)
-            step.in_flight = graphs.asynchronous and not any(part.proposes for part in self.parts)
+            step.in_flight = graphs.asynchronous and self._propose is None
         else:
             outputs = upload(_sampled_rows(chunks, ending) if ending else np.zeros(1, np.int64), self.device)
             on_device = replace(upload_all(batch, self.device), outputs=None if _scores_prompts(states) else outputs)

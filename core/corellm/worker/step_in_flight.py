@@ -5,12 +5,13 @@ Knows its batch, tokens and result; knows nothing of how they are computed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from corellm.sampling.sampler import SamplerOutput, TokensInFlight
 from corellm.scheduling.batch import ScheduledBatch, SequenceChunk, StepResult, TokenLogprobs
-from corellm.worker.parts.step_part import StepPart
 from corellm.worker.sequence_state import SequenceState
+
+Propose = Callable[[Mapping[str, Sequence[int]]], Mapping[str, list[int]]]
 
 
 class StepInFlight:
@@ -19,7 +20,7 @@ class StepInFlight:
     Args:
         batch: what it runs.
         states: of the worker's sequences; failed ones are removed.
-        parts: of the worker.
+        propose: returns drafts of what comes after sampled tokens, as `StepPart.propose` does; None for none.
 
     Attributes:
         result: so far.
@@ -28,8 +29,8 @@ class StepInFlight:
         in_flight: whether it is a graph that still runs: only then can `launch_ahead` follow it.
     """
 
-    def __init__(self, batch: ScheduledBatch, states: dict[str, SequenceState], parts: Sequence[StepPart] = ()) -> None:
-        self.batch, self._states, self._parts = batch, states, parts
+    def __init__(self, batch: ScheduledBatch, states: dict[str, SequenceState], propose: Propose | None = None) -> None:
+        self.batch, self._states, self._propose = batch, states, propose
         self.result = StepResult()
         self.chunks: Sequence[SequenceChunk] = ()
         self.tokens: TokensInFlight | None = None
@@ -43,10 +44,9 @@ class StepInFlight:
             for chunk in self.chunks:
                 start, end = end, end + 1 + chunk.num_drafts
                 self._take(chunk, output, start)
-            names = [chunk.request_id for chunk in self.chunks if self._parts]
-            sampled = {name: result.sampled[name] for name in names if name in result.sampled}
-            for part in self._parts:
-                result.drafts.update(part.propose(sampled))
+            if self._propose is not None:
+                names = [chunk.request_id for chunk in self.chunks if chunk.request_id in result.sampled]
+                result.drafts.update(self._propose({name: tuple(result.sampled[name]) for name in names}))
         for request_id in result.failed:
             self._states.pop(request_id, None)
         return result

@@ -18,8 +18,9 @@ class StepPart:
     uncapturable = ""
     """Why decode steps cannot be captured; empty where `lay_out` and `attention` are all that the part does in them."""
 
-    proposes = False
-    """Whether `propose` may return drafts: then no step is launched before the tokens of the last one are known."""
+    most_drafts = 0
+    """How many drafts of a sequence `propose` returns at most. With any, no step is launched before the tokens of the
+    last one are known, and memory is planned for as many more rows of logits."""
     irreversible = ""
     """Why a token that a step has computed cannot be taken back, as drafts that were wrong are; empty if it can."""
 
@@ -50,7 +51,9 @@ class StepPart:
     def propose(self, sampled: Mapping[str, Sequence[int]]) -> Mapping[str, list[int]]:
         """Return drafts of what comes after the tokens that a step sampled, both by request: the next step checks them.
 
-        What is sampled does not depend on drafts: each takes a row of the next step, and saves a step if it is right.
+        It is called before `sampled` is appended to `NewSequence.output_token_ids`; all but the last of a request's are
+        drafts that were right. What is sampled does not depend on drafts: each takes a row of the next step, and saves
+        a step if it is right. An error turns the part's drafts off.
         """
         return {}
 

@@ -76,6 +76,7 @@ def load_text_encoder(
         sees_filling=late is None or late.filling is None or late.filling.is_seen,
         block_size=config.cache.block_size,
         new_sampling=partial(SamplingState, vocab_size=embedding_size, engine_seed=0),  # nothing is sampled
+        vocab_size=embedding_size,
         embedding_width=None,
         dtype=context.dtype,
         device=context.device,

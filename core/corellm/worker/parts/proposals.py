@@ -1,0 +1,69 @@
+"""Drafts of the part that proposes some, checked: what is wrong with them must not cost a request anything.
+
+Knows what drafts must be; knows neither how they are made nor how they are verified.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from corellm.errors import ConfigError
+from corellm.system.devices import for_inference
+from corellm.worker.parts.step_part import StepPart
+from corellm.worker.step_in_flight import Propose
+
+logger = logging.getLogger(__name__)
+
+
+def proposer(parts: Sequence[StepPart], device: torch.device, vocab_size: int) -> Propose | None:
+    """Return what makes drafts of sampled tokens; None if no part proposes any.
+
+    Args:
+        parts: of a worker.
+        device: of its model.
+        vocab_size: drafts from the first token on that is not below it are left out.
+
+    Raises:
+        ConfigError: two parts propose, or another part cannot take tokens back.
+    """
+    proposing = [part for part in parts if part.most_drafts]
+    if not proposing:
+        return None
+    names = " and ".join(type(part).__name__ for part in proposing)
+    if len(proposing) > 1:
+        raise ConfigError(f"{names} draft tokens, one of which can; uninstall the other extension")
+    if reasons := [part.irreversible for part in parts if part.irreversible]:
+        raise ConfigError(f"{names} drafts tokens, and this model cannot check them: {reasons[0]}; uninstall it")
+    return Proposals(proposing[0], device, vocab_size)
+
+
+class Proposals:
+    """Asks a part for drafts, until it fails.
+
+    Args:
+        part, device, vocab_size: see `proposer`.
+    """
+
+    def __init__(self, part: StepPart, device: torch.device, vocab_size: int) -> None:
+        self.device, self._part, self._vocab_size = device, part, vocab_size
+        self._has_failed = False
+
+    @for_inference
+    def __call__(self, sampled: Mapping[str, Sequence[int]]) -> Mapping[str, list[int]]:
+        """Return drafts that the next step can check."""
+        if self._has_failed:
+            return {}
+        try:
+            return {name: self._usable(drafts) for name, drafts in self._part.propose(sampled).items()}
+        except Exception:
+            self._has_failed = True
+            logger.warning("%s failed; there are no drafts any more", type(self._part).__name__, exc_info=True)
+            return {}
+
+    def _usable(self, drafts: Sequence[int]) -> list[int]:
+        ids = [int(token) for token in drafts[: self._part.most_drafts]]
+        wrong = next((i for i, token in enumerate(ids) if not 0 <= token < self._vocab_size), len(ids))
+        return ids[:wrong]
