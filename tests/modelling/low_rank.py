@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ class LowRank:
     @hookimpl
     def offer_use(self, config: ModelConfig, path: Path, architectures: Sequence[str]) -> ModelUse:
         """Return text generation whose prompts may name an adapter."""
-        return Adapted()
+        return Adapted(self.adapters)
 
     @hookimpl
     def offer_step_part(self, linears: LinearAdditions, context: ModelContext, max_num_seqs: int) -> StepPart:
@@ -83,21 +84,32 @@ class LowRank:
 
 
 class Adapted(ModelUse):
-    """Text generation; a prompt may name an adapter."""
+    """Text generation; a prompt may name an adapter.
+
+    Args:
+        names: of the adapters.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = frozenset(names)
 
     def input_processor(self, context: ModelContext, max_model_len: int) -> Callable[..., InputProcessor]:
-        return AdaptedInputs
+        return partial(AdaptedInputs, adapters=self._names)
 
 
 class AdaptedInputs(InputProcessor):
-    """Prompts with the key `adapter`."""
+    """Prompts with the key `adapter`, which is one of `adapters`."""
 
     prompt_keys = InputProcessor.prompt_keys | {"adapter"}
 
+    def __init__(self, *args: Any, adapters: frozenset[str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._adapters = adapters
+
     def process_fields(self, fields: Mapping[str, Any]) -> ProcessedPrompt:
         prompt, adapter = super().process_fields(fields), fields.get("adapter")
-        if adapter is not None and not isinstance(adapter, str):
-            raise PromptError(f"adapter must be a name, got {adapter!r:.100}")
+        if adapter is not None and adapter not in self._adapters:
+            raise PromptError(f"adapter must be one of {', '.join(sorted(self._adapters))}, got {adapter!r:.100}")
         return prompt if adapter is None else replace(prompt, extra={**prompt.extra, "adapter": adapter})
 
     def part_of(self, processed: ProcessedPrompt) -> RequestPart:
@@ -156,7 +168,8 @@ class Products(StepPart):
 
     def lay_out(self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> FlatBatch:
         """Note each row's adapter, also where captured steps look for it."""
-        numbers = [self._numbers.get(state.sequence.part.get("adapter", ""), 0) for state in states]
+        named = [state.sequence.part.get("adapter") for state in states]
+        numbers = [0 if name is None else self._numbers[name] for name in named]
         rows = np.repeat(np.array(numbers, dtype=np.int64), [chunk.num_tokens for chunk in chunks])
         self._laid_out = upload(rows, self._captured.device)
         if len(rows) <= len(self._captured):

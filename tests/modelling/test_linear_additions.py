@@ -245,7 +245,7 @@ def test_adapters_reach_an_engine_in_its_own_process(path: Path, wanted: list[Co
 
 
 def test_an_unknown_key_and_a_wrong_value_are_refused(path: Path) -> None:
-    with engine(path) as llm, pytest.raises(PromptError, match="adapter must be a name"):
+    with engine(path) as llm, pytest.raises(PromptError, match="adapter must be one of"):
         llm.generate({"prompt": "yes", "adapter": 3}, use_tqdm=False)
     with LLM(str(path)) as llm, pytest.raises(PromptError, match="unknown prompt key 'adapter'"):
         llm.generate({"prompt": "yes", "adapter": "first"}, use_tqdm=False)
@@ -374,3 +374,13 @@ def test_layers_that_modules_share_are_left_out() -> None:
     assert list(LinearAdditions(model, model).sizes) == ["c"]
     assert list(LinearAdditions(model, model["b"]).sizes) == []
     assert list(LinearAdditions(model, model, [model]).sizes) == []
+
+
+def test_additions_come_before_the_checks() -> None:
+    """Later ones would be in no captured step, and nobody would have looked how the layer runs."""
+    model = nn.Sequential(nn.Linear(2, 3))
+    linears = LinearAdditions(model, model)
+    linears.add("0", lambda x, output: None)
+    linears.close()
+    with pytest.raises(ContractError, match="in offer_step_part"):
+        linears.add("0", lambda x, output: None)

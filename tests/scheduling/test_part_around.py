@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from corellm.errors import ContractError
+from corellm.scheduling.encoder_prompt import EncoderPrompt
 from corellm.scheduling.part_around import PartAround
 from corellm.scheduling.request_part import PLAIN, RequestPart
 from corellm.scheduling.spans import Spans
@@ -21,6 +23,8 @@ class Inner(RequestPart):
     """Returns what it was asked."""
 
     def __getattribute__(self, name: str) -> Any:
+        if name == "fresh":
+            return Inner
         return (lambda *args: (name, args)) if name in METHODS else super().__getattribute__(name)
 
 
@@ -28,10 +32,19 @@ class Inner(RequestPart):
 def test_the_inner_part_is_asked(name: str) -> None:
     """Every method that parts have, with its arguments."""
     args: Sequence[int] = range(len(inspect.signature(getattr(RequestPart, name)).parameters) - 1)
-    found = getattr(PartAround(Inner()), name)(*args)
+    part = PartAround(Inner())
+    found = getattr(part, name)(*args)
     if name == "fresh":
-        found = found.inner
-    assert found == (None if name in ("count", "restart") else (name, tuple(args)))
+        assert isinstance(found.inner, Inner)
+        assert found.inner is not part.inner
+    else:
+        assert found == (None if name in ("count", "restart") else (name, tuple(args)))
+
+
+def test_an_encoders_prompt_is_no_inner_part() -> None:
+    """Its blocks look for the part itself: a request would end the engine."""
+    with pytest.raises(ContractError, match="AdapterOf cannot be around"):
+        AdapterOf(EncoderPrompt.of([1, 2], 2, [], None), "first")
 
 
 def test_spans_stay_beside_an_adapter() -> None:

@@ -129,6 +129,7 @@ def load_weights(
         linears=linears, config=config, context=context, max_num_seqs=sequences_at_once(config, context),
     )  # fmt: skip
     parts = [part for _, part in offered]
+    linears.close()
     found = {name: (module, widths[name]) for name, module in mixers.items()}
     sizes = (hidden_size, vocab_size, embedding_size)
     return ModelParts(

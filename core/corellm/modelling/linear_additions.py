@@ -102,6 +102,11 @@ class LinearAdditions:
         self._model = model
         self._inside = set(decoder.modules()) - {inner for module in without for inner in module.modules()}
         self.layers: dict[str, AddedLinear] = {}
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Take no more additions: the load goes on to check those that there are."""
+        self._is_closed = True
 
     @property
     def sizes(self) -> Mapping[str, LinearSize]:
@@ -113,7 +118,7 @@ class LinearAdditions:
         return {name: place.size for name, place in self._places.items()}
 
     def add(self, name: str, addition: Addition) -> None:
-        """Add to the outputs of a layer in every step from now on; several additions run in the order of these calls.
+        """Add to the outputs of a layer in every step; several additions run in the order of these calls.
 
         Args:
             name: one of `sizes`.
@@ -121,8 +126,10 @@ class LinearAdditions:
                 load.
 
         Raises:
-            ContractError: the decoder has no linear layer of this name.
+            ContractError: the decoder has no linear layer of this name, or the load is past `offer_step_part`.
         """
+        if self._is_closed:
+            raise ContractError(f"{name}: additions are attached in offer_step_part, before they are checked")
         if name not in self._places:
             raise ContractError(f"{name!r} is no linear layer of the decoder{did_you_mean(name, self._places)}")
         place = self._places[name]

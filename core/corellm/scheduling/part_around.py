@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
+from corellm.errors import ContractError
 from corellm.scheduling.batch import ItemSlice
 from corellm.scheduling.request_part import PlanItems, RequestPart
 
@@ -24,6 +25,13 @@ class PartAround(RequestPart):
     """Asks the inner part everything; a subclass overrides what it adds to."""
 
     inner: RequestPart
+
+    def __post_init__(self) -> None:
+        if not self.inner.items_in_prompt:
+            raise ContractError(
+                f"{type(self).__name__} cannot be around the part of an encoder-decoder's prompt, whose blocks must "
+                "know it: refuse such requests where they are prepared"
+            )
 
     def fresh(self) -> Self:
         """See `RequestPart`."""

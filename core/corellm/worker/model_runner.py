@@ -148,6 +148,8 @@ class ModelRunner:
         # a failed row has -1; its next token is dropped
         logits = self.graphs.run(self.lay_out(batch.chunks, states), token_ids.clamp(min=0))
         step = StepInFlight(batch, self._states, self._propose)
+        for part in self.parts:
+            part.commit()
         step.chunks, step.in_flight = batch.chunks, True
         step.tokens = self.sampler.start(logits, [state.sampling for state in states], ahead=1)
         return step

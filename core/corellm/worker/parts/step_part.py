@@ -25,7 +25,11 @@ class StepPart:
     """Why a token that a step has computed cannot be taken back, as drafts that were wrong are; empty if it can."""
 
     def begin(self, batch: ScheduledBatch) -> None:
-        """Take what the scheduler says, after blocks were swapped out and before others are swapped in."""
+        """Take what the scheduler says, after blocks were swapped out and before others are swapped in.
+
+        An error here ends the engine, and all requests wait: check and load before. Sequences without an id, of steps
+        at load, come to `lay_out` and `running` without having been `new`.
+        """
 
     def lay_out(self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> FlatBatch:
         """Return a step that is still on the host, with the part's own.
