@@ -265,6 +265,7 @@ FAULTS = {
 def test_a_fault_costs_its_own_request_alone(odd: MediaPool, name: str) -> None:
     """A typed error; neighbours get their images meanwhile and afterwards; the pool is as it was."""
     kind, words = FAULTS[name]
+    gc.collect()  # of what earlier tests left
     before = other_descriptors(odd), len(children())
 
     def fail() -> None:
