@@ -74,7 +74,7 @@ ASIDE: dict[str, str] = {
         "EncoderCache.allocate EncoderCache.can_allocate EncoderCache.take_freed"
     ),
     "scheduling/encoder_plan.py": "EncoderPlanner.begin_step",
-    "scheduling/scheduler.py": "Scheduler._note_first_start",
+    "scheduling/scheduler.py": "Scheduler._note_first_start Scheduler._add_drafts",
     "worker/model_runner.py": "_scores_prompts ModelRunner.embed_text",
     "worker/kv_cache.py": "KVCache.swap_out KVCache.swap_in",
     "worker/step_in_flight.py": "StepInFlight.__init__",

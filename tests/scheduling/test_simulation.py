@@ -51,6 +51,35 @@ def test_drafts_save_steps_and_change_no_token() -> None:
     assert simulation.worker.num_right_drafts > 40
 
 
+@pytest.mark.parametrize("budget", [64, 2])
+def test_drafts_take_what_is_left(budget: int) -> None:
+    """Neither the last free block nor the last token of the budget, where a decode of lower rank needs it."""
+    simulation = Simulation(Setup(block_size=4, num_blocks=6, prefix_caching=False))
+    first, second = (
+        make_request(name, [1] * count, max_tokens=9, ignore_eos=True) for name, count in (("a", 6), ("b", 7))
+    )
+    simulation.add(first, second)
+    simulation.step()
+    simulation.step()
+    simulation.scheduler.max_num_batched_tokens = budget
+    first.draft_token_ids = [1, 2, 3]  # the third would lie in the block that the second needs now
+    batch = simulation.step()
+    assert [(chunk.request_id, chunk.num_drafts) for chunk in batch.chunks] == [("a", 0), ("b", 0)]
+    assert simulation.scheduler.get_stats().num_preemptions == 0
+
+
+def test_drafts_hold_up_no_span() -> None:
+    """A span longer than the budget that is left begins as it does beside a plain decode."""
+    simulation = Simulation(Setup(max_num_batched_tokens=8))
+    drafting = make_request("a", [1, 2], max_tokens=20, ignore_eos=True)
+    simulation.add(drafting)
+    simulation.step()
+    drafting.draft_token_ids = [1, 2]
+    simulation.add(make_request("b", [3] * 12, spans=[(0, 12)], max_tokens=1))
+    batch = simulation.step()
+    assert [(chunk.request_id, chunk.num_tokens) for chunk in batch.chunks] == [("a", 1), ("b", 12)]
+
+
 @pytest.mark.parametrize("window", [1, 2, 5, 12])
 def test_random_load_on_few_places_of_windows(window: int) -> None:
     """Layers with a window have a fraction of the blocks: as many as windows and a step need, and never too few."""

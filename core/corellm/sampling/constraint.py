@@ -24,8 +24,10 @@ TokenMask = NDArray[np.int32]
 class Constraint(Protocol):
     """What one sequence may still generate; made by an extension, owned by the sequence's `SamplingState`.
 
-    It is called in the engine's thread, between a step's logits and its tokens. What a method raises fails the request
-    alone. After a preemption another one is made, which accepts the output so far: it must fill the same masks.
+    It knows the output alone, from its first token on, not the prompt. It is called in the engine's thread, between a
+    step's logits and its tokens, one row after another. An `Exception` of a method fails its completion alone; what is
+    none, as a panic of a library in Rust, must be caught. After a preemption another object is made, and given the
+    whole output again: it must fill the same masks.
     """
 
     def fill(self, mask: TokenMask) -> None:
@@ -43,7 +45,7 @@ class Constraint(Protocol):
         ...
 
     def rollback(self, num_tokens: int) -> None:
-        """Take back the last accepted tokens, at most as many as were accepted: those of a draft that did not come."""
+        """Take back the last accepted tokens, at most as many as there are: after a look at drafts, right or wrong."""
         ...
 
 
@@ -51,14 +53,16 @@ class MakeConstraint(Protocol):
     """A function of an extension that makes constraints of one kind."""
 
     def __call__(self, definition: str, stop_token_ids: frozenset[int]) -> Constraint:
-        """Make the constraint of a sequence that begins.
+        """Make the constraint of a sequence.
 
-        Called when a request comes, to refuse a wrong definition, and again for each of its sequences: keep what takes
-        long to compute. Safe to call from several threads.
+        Called in each process that checks the request, to refuse a wrong definition, and at the first mask of each of
+        its sequences, also after a preemption. In the engine's process steps wait for it: keep what takes long to
+        compute. Safe to call from several threads.
 
         Args:
             definition: of the request's `ConstraintParams`.
-            stop_token_ids: the tokens that end the output; empty when a request comes.
+            stop_token_ids: the tokens that end the output. None when a request is checked, nor with `ignore_eos` and no
+                stop tokens: then a constraint that has come to its end allows nothing, and the request fails.
 
         Raises:
             InvalidParameterError: the definition is wrong.

@@ -54,7 +54,8 @@ class SamplingState:
         if params.allowed_token_ids is not None:
             self._allowed = pack(self._reachable(params.allowed_token_ids), vocab_size)
         self._constraint: Constraint | None = None
-        self._constraints, self._stop_token_ids, self._num_accepted = constraints, sequence.stop_token_ids, 0
+        self._constraints, self._num_accepted = constraints, 0
+        self._stop_token_ids = frozenset(self._reachable(sequence.stop_token_ids).tolist())
         self.failure: CorellmError | None = None
         self._constant, self._bad_endings = self._constant_additions(sequence)
         self._held_back = _forbidden(self._reachable(sequence.stop_token_ids))

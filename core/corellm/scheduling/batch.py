@@ -82,13 +82,13 @@ class SequenceChunk:
     block_table: Sequence[int]
     """By reference: block ids covering at least `start + num_tokens` tokens."""
     samples: bool
-    """Whether this chunk ends at the sequence's last token, so that the next one is sampled."""
+    """Whether this chunk has the sequence's last token, so that the next one is sampled."""
     items: Sequence[ItemSlice] = ()
     """What it takes of items, in the order of their placeholders."""
     notes: Sequence[Any] = ()
     """What users of blocks tell the worker's parts."""
     num_drafts: int = 0
-    """How many of the last tokens are drafts: the worker keeps those that are what it samples, and all before them."""
+    """How many of the last tokens are drafts: the worker keeps those that it samples itself, up to the first other."""
 
 
 @dataclass(slots=True)
@@ -111,7 +111,7 @@ class ScheduledBatch:
     encode: list[tuple[str, int]] = field(default_factory=list)
     """`(request id, index into its features)` of the items whose encoder runs in this step, no identifier twice."""
     chunks: list[SequenceChunk] = field(default_factory=list)
-    """Single-token decodes first, then prefill chunks."""
+    """Single-token decodes first, then decodes with drafts, then prefill chunks."""
 
     @property
     def num_tokens(self) -> int:

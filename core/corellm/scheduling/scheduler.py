@@ -216,6 +216,7 @@ class Scheduler:
             self._schedule_together(step)
         else:
             self._schedule_prompts_first(step)
+        self._add_drafts(step)
         step.seal()
         step.released, self._released = self._released, []
         step.freed_items = self.encoder_cache.take_freed()
@@ -251,17 +252,18 @@ class Scheduler:
             if not request.is_decoding:
                 prefilling.append(request)
             elif self._make_room(request, step):
-                drafts = self._drafts_with_room(request, step) if request.draft_token_ids else ()
-                self.blocks.reach(request, request.num_computed_tokens, request.num_tokens + len(drafts))
-                block_table, notes = self.blocks.block_table(request.request_id), self.blocks.notes(request)
-                step.add_decode(request, block_table, notes, drafts)
+                self.blocks.reach(request, request.num_computed_tokens, request.num_tokens)
+                step.add_decode(request, self.blocks.block_table(request.request_id), self.blocks.notes(request))
         return prefilling
 
-    def _drafts_with_room(self, request: Request, step: StepPlan) -> list[int]:
-        """Return the drafts that the budget, the completion's length and free blocks allow; they preempt nobody."""
-        most = min(step.token_budget, request.max_output_tokens - len(request.output_token_ids)) - 1
-        drafts = request.draft_token_ids[:most]
-        return drafts if self.blocks.allocate(request, 1 + len(drafts)) else []
+    def _add_drafts(self, step: StepPlan) -> None:
+        """Add drafts to decodes, once all else has its place: as many as budget, length and free blocks allow."""
+        for request in [request for _, request in step.decodes if request.draft_token_ids]:
+            most = min(step.token_budget, request.max_output_tokens - len(request.output_token_ids) - 1)
+            drafts = request.draft_token_ids[:most]
+            if drafts and self.blocks.allocate(request, 1 + len(drafts)):
+                self.blocks.reach(request, request.num_computed_tokens, request.num_tokens + len(drafts))
+                step.add_drafts(request, drafts)
 
     def _make_room(self, request: Request, step: StepPlan) -> bool:
         """Find a slot for one more token, preempting the last in rank, at worst the request itself."""

@@ -25,6 +25,8 @@ class StepPlan(ScheduledBatch):
     marks: set[object] = field(default_factory=set)
     """What parts of requests note for those that come after."""
     decodes: list[tuple[SequenceChunk, Request]] = field(default_factory=list)
+    drafted: list[tuple[SequenceChunk, Request]] = field(default_factory=list)
+    """Decodes with drafts."""
     prefills: list[tuple[SequenceChunk, Request]] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
 
@@ -42,14 +44,21 @@ class StepPlan(ScheduledBatch):
         )  # fmt: skip
         self.new.append(sequence)
 
-    def add_decode(
-        self, request: Request, block_table: list[int], notes: Sequence[Any], drafts: Sequence[int] = ()
-    ) -> None:
-        """Schedule the last generated token, to sample the next, and drafts of those after it."""
-        start, tokens = request.num_computed_tokens, [request.output_token_ids[-1], *drafts]
-        chunk = SequenceChunk(request.request_id, start, len(tokens), tokens, block_table, True, (), notes, len(drafts))
-        (self.prefills if drafts else self.decodes).append((chunk, request))
-        self.token_budget -= len(tokens)
+    def add_decode(self, request: Request, block_table: list[int], notes: Sequence[Any]) -> None:
+        """Schedule the last generated token, to sample the next."""
+        start, tokens = request.num_computed_tokens, request.output_token_ids[-1:]
+        chunk = SequenceChunk(request.request_id, start, 1, tokens, block_table, True, (), notes)
+        self.decodes.append((chunk, request))
+        self.token_budget -= 1
+
+    def add_drafts(self, request: Request, drafts: list[int]) -> None:
+        """Have the decode of a request check drafts of the tokens after it."""
+        entry = next(entry for entry in self.decodes if entry[1] is request)
+        self.decodes.remove(entry)
+        chunk, _ = entry
+        chunk.token_ids, chunk.num_tokens, chunk.num_drafts = [*chunk.token_ids, *drafts], 1 + len(drafts), len(drafts)
+        self.drafted.append(entry)
+        self.token_budget -= len(drafts)
 
     def add_decode_ahead(self, request: Request, block_table: list[int]) -> None:
         """Schedule the token that the step in flight samples: the worker will have it, the host does not know it."""
@@ -74,7 +83,7 @@ class StepPlan(ScheduledBatch):
         self.prefix_hashes.update(request.block_hashes[start // self.block_size : -(-stop // self.block_size)])
 
     def seal(self) -> None:
-        """Order the chunks, decodes first."""
-        entries = self.decodes + self.prefills
+        """Order the chunks, single tokens first."""
+        entries = self.decodes + self.drafted + self.prefills
         self.chunks = [chunk for chunk, _ in entries]
         self.requests = [request for _, request in entries]

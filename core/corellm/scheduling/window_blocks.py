@@ -55,9 +55,12 @@ class WindowBlocks(BlockUser):
             held.append(block)
 
     def computed(self, request: Request) -> None:
-        """Let go of the blocks that neither a request's next token nor later ones see."""
+        """Let go of the blocks that no token from the request's next one on sees, and of those of wrong drafts."""
         request_id, needed = request.request_id, self.first_block(request.num_computed_tokens)
         held = self._held[request_id]
+        written = -(-(request.num_computed_tokens + 2) // self._block_size)  # a step ahead may have reached two
+        while self._first[request_id] + len(held) > max(written, needed):
+            self._let_go(held.pop())
         behind = max(0, needed - self._first[request_id])
         for block in held[:behind]:
             self._let_go(block)
