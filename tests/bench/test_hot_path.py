@@ -72,7 +72,7 @@ def test_what_steps_run_is_listed(engine: Any) -> None:
 
 
 def test_a_reader_passes_few_lines() -> None:
-    """Of a prompt with an image, the longest way, less than 530."""
+    """A prompt with an image, the longest way, takes less than 530."""
     assert sum(hot_path.lines(*function) for function in hot_path.path_of("image")) < 530
     assert not ALL_LISTED & set(hot_path.asides())
 

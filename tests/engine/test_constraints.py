@@ -23,7 +23,7 @@ from tests.sampling.automaton import allowed, automata, automaton
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "max_model_len": 160, "block_size": 8}
 LENGTH = 12
-"""Of the outputs of automata that end."""
+"""Outputs of automata that end have this many tokens."""
 TEXT = "Look with care, one two three four five six seven. "
 PROMPTS: list[Any] = [
     "yes",

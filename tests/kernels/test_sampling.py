@@ -255,7 +255,7 @@ def test_edits_are_those_of_the_worker(editor: Callable[..., Tensor], vocab: int
 @pytest.mark.parametrize("editor", EDITORS)
 @pytest.mark.parametrize("vocab", [1, 31, 32, 33, 2047, 2048, 2049, 5000])
 def test_packed_masks_are_those_of_bools(editor: Callable[..., Tensor], vocab: int) -> None:
-    """Of some rows, in any order; bits beyond the vocabulary have no meaning."""
+    """Masks of some rows, in any order; bits beyond the vocabulary have no meaning."""
     generator = torch.Generator().manual_seed(vocab)
     logits, may = torch.randn(4, vocab, generator=generator), torch.rand(3, vocab, generator=generator) < 0.5
     masks = np.stack([pack(row.nonzero()[:, 0].numpy(), vocab) for row in may])

@@ -170,3 +170,12 @@ def test_kinds_are_those_that_extensions_make() -> None:
                 find_constraints(None, VOCAB)
         finally:
             load_extensions().unregister(other)
+
+
+def test_a_stop_token_beyond_the_vocabulary_is_no_constraints_business() -> None:
+    """It can never be sampled; the constraint is told of those that can."""
+    params = SamplingParams(constraint=automaton(0))
+    sequence = NewSequence("r", [1, 2], [], params, (), frozenset({EOS, VOCAB + 500}))
+    ending = SamplingState(sequence, VOCAB, 0, KINDS)
+    assert tokens_of(ending.allowed_tokens()) == [EOS]
+    assert ending.failure is None

@@ -152,7 +152,8 @@ class FakeWorker:
         encoder_capacity: int,
         encoder_step: int,
         window: int | None = None,
-        drafts: Random | None = None,
+        *,
+        drafts: bool = False,
     ) -> None:
         self.window = window
         self._drafts = drafts
@@ -302,17 +303,16 @@ class FakeWorker:
             num_right = next((i for i, draft in enumerate(drafts) if draft != sampled[i]), len(drafts))
             self.num_right_drafts += num_right
             result.sampled[chunk.request_id] = sampled[: num_right + 1]
-            if self._drafts is not None:
+            if self._drafts:
                 kv = history[num_known - 1 + num_right]
                 result.drafts[chunk.request_id] = self._guesses(kv, sampled[num_right])
 
     def _guesses(self, kv: int, token: int) -> list[int]:
-        """Guess what comes after a token that comes after a KV."""
-        assert self._drafts is not None
-        guesses: list[int] = []
-        for _ in range(self._drafts.randint(0, 4)):
+        """Guess what comes after a token that comes after a KV: the same each time that a load is run."""
+        random, guesses = Random(kv), list[int]()
+        for _ in range(random.randint(0, 4)):
             kv = next_kv(kv, token, None)
-            token = token_after(kv) if self._drafts.random() < 0.8 else self._drafts.randrange(VOCABULARY)
+            token = token_after(kv) if random.random() < 0.8 else random.randrange(VOCABULARY)
             guesses.append(token)
         return guesses
 

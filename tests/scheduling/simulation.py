@@ -79,7 +79,7 @@ class Simulation:
             setup.encoder_capacity,
             self.encoder_cache.step_embeds,
             setup.window,
-            Random(0) if setup.drafts else None,
+            drafts=setup.drafts,
         )
         self.requests: list[Request] = []
         self.num_ahead = 0
