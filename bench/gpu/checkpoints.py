@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from bench.gpu.results import Run
 
+_SHARD = "1GB"
 _VIT_L = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}
 
 
@@ -87,7 +88,8 @@ def _write(run: Run, model: str, size: Size) -> None:
     with run.device:
         weights = transformers.LlavaForConditionalGeneration._from_config(config, dtype=run.dtype)
     randomize_weights(weights, 0)
-    weights.save_pretrained(path, max_shard_size="1GB")
+    (path / "model.safetensors").unlink()  # else it goes before the parts of a large one
+    weights.save_pretrained(path, max_shard_size=_SHARD)
     del weights
     if run.device_type == "cuda":
         torch.cuda.empty_cache()

@@ -56,7 +56,7 @@ def plain_attention(
     weights = scores.masked_fill(~seen, -torch.inf).exp()  # of small scores, as those of tests are
     total = weights.sum(-1, keepdim=True)
     if sinks is not None:
-        total = total + sinks.double().exp()[:, None, None]
+        total = total + sinks.cpu().double().exp()[:, None, None]
     return (weights / total @ v).transpose(0, 1)
 
 

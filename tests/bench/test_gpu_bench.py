@@ -137,6 +137,16 @@ def test_a_line_that_was_cut_off_is_not_read(run: Run) -> None:
     assert run.figures() == {"first": {"ms": 1.5}}
 
 
+def test_a_checkpoint_in_parts_has_no_other_weights(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the tiny checkpoint from which it is made would be loaded first."""
+    monkeypatch.setattr(checkpoints, "_SHARD", "300KB")
+    checkpoints._write(run, "tiny", checkpoints.SIZES["tiny"])
+    names = sorted(path.name for path in run.checkpoint("tiny").glob("*.safetensors*"))
+    assert names[-1] == "model.safetensors.index.json"
+    assert all(name.startswith("model-0000") for name in names[:-1])
+    assert len(names) > 2
+
+
 def test_entry_points_are_found_from_source(tmp_path: Path) -> None:
     program = (
         "import json; from importlib.metadata import entry_points\n"

@@ -202,7 +202,7 @@ def test_scales(kind: torch.dtype, write: Callable[..., None]) -> None:
 
 def rotated(case: Case, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """The twin's query, and what it wrote of the keys, `[n, heads, size]`."""
-    _, (query, key, value) = case.projected(torch.float32)
+    query, key, value = (x.cpu() for x in case.projected(torch.float32)[1])
     keys, values = torch.zeros(case.tokens, 1, case.kv_heads, case.size), torch.zeros(case.tokens, 1, *value.shape[1:])
     slots = torch.arange(case.tokens)
     rotate_and_cache_reference(query, key, value, cos.cpu(), sin.cpu(), keys, values, slots, sections=case.sections)
@@ -236,7 +236,7 @@ def test_the_twin_is_qwen2_vls_rotation(case: Case, cuts: tuple[int, int]) -> No
     positions = torch.randint(0, 40, (3, case.tokens), generator=torch.Generator().manual_seed(case.seed))
     planes = (positions[..., None] * embedding.inv_freq).repeat(1, 1, 2)
     _, (query, key, _) = case.projected(torch.float32)
-    cos, sin = (x[0] for x in embedding(query, positions[:, None]))
+    cos, sin = (x[0] for x in embedding(query.cpu(), positions[:, None]))
     wanted = apply_rotary_pos_emb(query.cpu(), key.cpu(), cos, sin)
     for ours, theirs in zip(rotated(case, planes.cos(), planes.sin()), wanted, strict=True):
         torch.testing.assert_close(ours, theirs)

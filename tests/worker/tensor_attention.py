@@ -26,7 +26,7 @@ class TensorAttention(AttentionBackend):
             return ReferenceAttention().forward(call, cache, metadata)
         cache.write(call.key, call.value, metadata.slot_mapping)
         keys, values = (x[metadata.block_tables].flatten(1, 2) for x in (cache.key, cache.value))
-        positions, lens = torch.arange(keys.shape[1]), metadata.seq_lens_tensor[:, None]
+        positions, lens = torch.arange(keys.shape[1], device=keys.device), metadata.seq_lens_tensor[:, None]
         seen = (positions < lens) & (positions >= lens - (call.sliding_window or keys.shape[1]))
         groups = call.query.shape[1] // call.key.shape[1]
         keys, values = (x.repeat_interleave(groups, 2) for x in (keys, values))

@@ -65,7 +65,7 @@ def test_a_float16_checkpoint_is_answered(tmp_path: Path, make_llava: Callable[.
     (path / "config.json").write_text(json.dumps(config))
     outputs = []
     for dtype in ("auto", "bfloat16" if devices.computes_bfloat16() else "float32"):
-        with LLM(str(path), dtype=dtype, num_kv_blocks=64) as llm:
+        with LLM(str(path), dtype=dtype, device="cpu", num_kv_blocks=64) as llm:
             (output,) = llm.generate("hello", SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)
             outputs.append((llm.engine.context.dtype, output.outputs[0].token_ids))
     assert outputs[0] == outputs[1]

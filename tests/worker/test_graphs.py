@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -121,3 +121,17 @@ def test_work_goes_to_the_models_own_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
         assert current == ["cuda:1"]
     with on_device(torch.device("cpu")):
         assert current == ["cuda:0"]
+
+
+def test_float32_is_not_rounded_to_tf32_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch does by default; afterwards the setting is the process's own again."""
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    operations: tuple[Any, Any] = (torch.backends.cudnn.conv, torch.backends.cudnn.rnn)  # type: ignore[attr-defined]
+
+    def precisions() -> list[str]:
+        return [operation.fp32_precision for operation in operations]
+
+    before = precisions()
+    with on_device(torch.device("cuda:0")):
+        assert precisions() == ["ieee", "ieee"] != before
+    assert precisions() == before

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 
@@ -35,9 +35,26 @@ def for_inference(
     return run
 
 
-def on_device(device: torch.device) -> AbstractContextManager[None]:
-    """Make a GPU the current one of this thread: kernels, events and graphs belong to the current GPU."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+@contextmanager
+def on_device(device: torch.device) -> Iterator[None]:
+    """Make a GPU the current one of this thread: kernels, events and graphs belong to the current GPU.
+
+    Convolutions and recurrent layers of float32 compute in float32 there. By default torch rounds their inputs to TF32,
+    which shows in the third digit of an encoder's output.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    operations: tuple[Any, Any] = (torch.backends.cudnn.conv, torch.backends.cudnn.rnn)  # type: ignore[attr-defined]
+    before = [operation.fp32_precision for operation in operations]
+    for operation in operations:
+        operation.fp32_precision = "ieee"
+    try:
+        with torch.cuda.device(device):
+            yield
+    finally:
+        for operation, precision in zip(operations, before, strict=True):
+            operation.fp32_precision = precision
 
 
 def computes_bfloat16() -> bool:

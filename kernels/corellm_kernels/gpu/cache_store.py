@@ -67,7 +67,8 @@ def store_reference(x: Tensor, cache: Tensor, scales: Tensor | None, place: tupl
         cache[place] = x.to(cache.dtype)
         return
     limit = 127 if cache.dtype == torch.int8 else 448
-    scale = x.float().abs().amax(-1) / limit
+    largest = x.float().abs().amax(-1)
+    scale = largest / torch.full_like(largest, limit)  # CUDA multiplies by the reciprocal of a number
     scales[place] = scale = torch.where(scale > 0, scale, 1.0)
     whole = (x.float() / scale[..., None]).clamp(-limit, limit)
     stored = (whole.round() if cache.dtype == torch.int8 else whole).to(cache.dtype)

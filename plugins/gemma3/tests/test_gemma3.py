@@ -68,7 +68,13 @@ def answers(llm: LLM, texts: Sequence[str], seed: int = 0) -> list[tuple[list[in
 @pytest.fixture(scope="module", params=[None, "cpu"], ids=["default", "cpu"])
 def llm(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[LLM]:
     """The engine, without a prefix cache, on each attention backend."""
-    with LLM(str(checkpoint), dtype="float32", enable_prefix_caching=False, attention_backend=request.param) as loaded:
+    with LLM(
+        str(checkpoint),
+        dtype="float32",
+        enable_prefix_caching=False,
+        device=request.param or "auto",
+        attention_backend=request.param,
+    ) as loaded:
         yield loaded
 
 

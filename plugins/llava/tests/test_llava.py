@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from corellm import LLM
+from corellm.system.devices import on_device
 from corellm_llava.tiny import make_tiny_checkpoint
 from corellm_testing.items import make_image
 
@@ -67,11 +68,11 @@ def test_layers_behind_the_chosen_ones_are_not_computed(
             torch.nn.init.constant_(parameter, torch.nan)
     theirs.save_pretrained(path)
     pixels = torch.randn(2, 3, 56, 56, generator=torch.Generator().manual_seed(0))
-    with LLM(str(path), dtype="float32") as llm, torch.inference_mode():
+    with LLM(str(path), dtype="float32") as llm, torch.inference_mode(), on_device(llm.engine.runner.device):
         runner = llm.engine.runner
         ours = runner.hooks.get_multimodal_embeddings(
-            model=runner.model, modality="image", mm_kwargs={"pixel_values": pixels}
+            model=runner.model, modality="image", mm_kwargs={"pixel_values": pixels.to(runner.device)}
         )
         wanted = theirs.get_image_features(pixels).pooler_output
-        assert runner.model.model.vision_tower(pixels).last_hidden_state.isfinite().all()
-    torch.testing.assert_close(torch.stack(list(ours)), torch.stack(list(wanted)), rtol=1e-4, atol=1e-4)
+        assert runner.model.model.vision_tower(pixels.to(runner.device)).last_hidden_state.isfinite().all()
+    torch.testing.assert_close(torch.stack(list(ours)).cpu(), torch.stack(list(wanted)), rtol=1e-4, atol=1e-4)

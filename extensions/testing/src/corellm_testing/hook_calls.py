@@ -102,7 +102,7 @@ def _model_calls(subject: Subject, processed: ProcessedPrompt) -> Iterator[HookC
         lambda: hooks.get_rope_positions(model=model, token_ids=list(tokens), mm_features=features),
     )
     mask = subject.embed_mask(processed)
-    ids = torch.tensor(tokens).masked_fill(mask, 0)
+    ids = subject.ids(tokens).masked_fill(mask, 0)
 
     @torch.inference_mode()
     def get_input_embeddings() -> Any:

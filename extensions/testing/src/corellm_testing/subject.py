@@ -208,10 +208,13 @@ class Subject:
     @property
     def columns(self) -> int:
         """Width of the rows that the decoder is given."""
+        return int(self.hooks.get_input_embeddings(model=self.model, input_ids=self.ids([0])).shape[-1])
+
+    def ids(self, tokens: Sequence[int]) -> Any:
+        """Return token ids as hooks of the model are given them: `[tokens]` int64, on its device."""
         import torch
 
-        ids = torch.zeros(1, dtype=torch.long)
-        return int(self.hooks.get_input_embeddings(model=self.model, input_ids=ids).shape[-1])
+        return torch.tensor(tokens, dtype=torch.long, device=self.context.device)
 
     @property
     def hidden_size(self) -> int:
@@ -223,7 +226,7 @@ class Subject:
         """Tokens that `compute_logits` gives no chance."""
         import torch
 
-        hidden = torch.zeros(1, self.hidden_size)
+        hidden = torch.zeros(1, self.hidden_size, device=self.context.device)
         with torch.inference_mode():
             return masked_token_ids(self.hooks.compute_logits(model=self.model, hidden_states=hidden))
 
@@ -241,10 +244,10 @@ class Subject:
     # --- the encoder ------------------------------------------------------------------------------------------------
 
     def embed_mask(self, processed: ProcessedPrompt) -> Any:
-        """Return which tokens of a processed prompt take embeddings, `[tokens]` bool."""
+        """Return which tokens of a processed prompt take embeddings, `[tokens]` bool, on the model's device."""
         import torch
 
-        mask = torch.zeros(len(processed.token_ids), dtype=torch.bool)
+        mask = torch.zeros(len(processed.token_ids), dtype=torch.bool, device=self.context.device)
         for feature in processed.features:
             place = feature.placeholder
             mask[place.offset : place.end] = torch.tensor(place.is_embed or (True,) * place.length)

@@ -86,10 +86,10 @@ class EmbeddingRules(ContractRules):
         import torch
 
         width, columns = subject.embedding_width, subject.columns
-        generator = torch.Generator().manual_seed(0)
-        mask = torch.tensor([False, True, True, True, False, True, False])
-        text = torch.randn(len(mask), columns, generator=generator)
-        embeddings = torch.randn(int(mask.sum()), width, generator=generator)
+        generator, device = torch.Generator().manual_seed(0), subject.context.device
+        mask = torch.tensor([False, True, True, True, False, True, False], device=device)
+        text = torch.randn(len(mask), columns, generator=generator).to(device)
+        embeddings = torch.randn(int(mask.sum()), width, generator=generator).to(device)
 
         def merge(given: Any) -> Any:
             merged = subject.hooks.merge_multimodal_embeddings(
@@ -166,7 +166,7 @@ class EmbeddingRules(ContractRules):
         mask = subject.embed_mask(processed)
         before = [0, *accumulate(mask.int().tolist())]
         chunk = mask[start:end]
-        ids = torch.tensor(processed.token_ids)[start:end].masked_fill(chunk, 0)
+        ids = subject.ids(processed.token_ids)[start:end].masked_fill(chunk, 0)
         with torch.inference_mode():
             text = subject.hooks.get_input_embeddings(model=subject.model, input_ids=ids)
             if not chunk.any():

@@ -44,7 +44,7 @@ class PerceptionRules(ContractRules):
             with self.expecting("items are embedded", hook="get_multimodal_embeddings"):
                 processed = [subject.process(*prompt) for prompt in prompts]
                 one, other = (subject.embed(each.features)[0] for each in processed)
-            ids = torch.tensor(processed[0].token_ids)[subject.embed_mask(processed[0])]
+            ids = subject.ids(processed[0].token_ids)[subject.embed_mask(processed[0])]
             with torch.inference_mode():
                 own = subject.hooks.get_input_embeddings(model=subject.model, input_ids=ids)[:, : one.shape[-1]]
             self.require(

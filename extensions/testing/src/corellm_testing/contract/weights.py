@@ -34,7 +34,7 @@ class WeightRules(ContractRules):
         import torch
 
         model: Any = subject.model
-        ids = torch.arange(model_width(model))
+        ids = subject.ids(range(model_width(model)))
         with torch.inference_mode():
             want = model.get_input_embeddings()(ids)
             with self.expecting("every token id is embedded", hook="get_input_embeddings"):
@@ -43,10 +43,10 @@ class WeightRules(ContractRules):
         theirs = subject.reference.model
         if not isinstance(model, type(theirs)):
             return
-        known = ids[: model_width(theirs)]  # a loaded table may be filled up
+        known = ids[: model_width(theirs)].cpu()  # a loaded table may be filled up
         with torch.inference_mode():
             want = theirs.get_input_embeddings()(known)
-        scale = self._same_rows(subject, got[: len(known)], want, "load_model", "the reference's embedding of it")
+        scale = self._same_rows(subject, got[: len(known)].cpu(), want, "load_model", "the reference's embedding of it")
         factor = _scale_before_decoder(subject)
         self.require(
             factor is None or math.isclose(scale, factor, rel_tol=1e-4),
@@ -133,7 +133,7 @@ class WeightRules(ContractRules):
             LLM(str(subject.checkpoint), dtype=dtype) as llm,
         ):
             model, hooks = llm.engine.runner.model, llm.engine.input_processor.mm_processor.hooks
-            got = hooks.get_input_embeddings(model=model, input_ids=torch.zeros(1, dtype=torch.long)).dtype
+            got = hooks.get_input_embeddings(model=model, input_ids=subject.ids([0])).dtype
             self.require(got == half, "get_input_embeddings", expected=f"embeddings of {dtype}", got=got, fix=fix)
             params = SamplingParams(temperature=0, max_tokens=1, logprobs=20)
             outputs = [each.generate(prompts, params, use_tqdm=False) for each in (subject.llm, llm)]
