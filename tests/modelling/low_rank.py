@@ -5,28 +5,25 @@ A request chooses its product by a prompt's key, `{"prompt": ..., "adapter": "fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
+from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from corellm.config import ModelConfig
 from corellm.errors import PromptError
 from corellm.hookspecs import ModelContext, hookimpl
-from corellm.loading.model_use import ModelUse
 from corellm.modelling.linear_additions import LinearAdditions
 from corellm.plugin.extensions import load_extensions
-from corellm.scheduling.batch import SequenceChunk
+from corellm.scheduling.batch import ItemSlice, SequenceChunk
 from corellm.scheduling.part_around import PartAround
 from corellm.scheduling.request import Request
-from corellm.scheduling.request_part import RequestPart
-from corellm.serving import InputProcessor, ProcessedPrompt
+from corellm.scheduling.request_part import PlanItems, RequestPart
+from corellm.scheduling.step_plan import StepPlan
 from corellm.system.transfers import upload
 from corellm.worker.input_batch import FlatBatch
 from corellm.worker.parts.step_part import StepPart
@@ -48,30 +45,42 @@ def make_factors(sizes: Mapping[str, tuple[int, int]], seed: int, rank: int = 3)
     }
 
 
+def digest_of(factors: Factors) -> bytes:
+    """Return what tells these factors from others."""
+    found = sha256()
+    for name, parts in sorted(factors.items()):
+        found.update(name.encode())
+        for part in parts:
+            found.update(part.numpy().tobytes())
+    return found.digest()
+
+
 class LowRank:
     """The extension.
 
     Args:
         adapters: by name.
+        most: how many of them have requests that run at a time.
+        name: of the extension.
     """
 
-    def __init__(self, adapters: Mapping[str, Factors]) -> None:
-        self.adapters = adapters
+    def __init__(self, adapters: Mapping[str, Factors], most: int = 2, name: str = "low-rank") -> None:
+        self.adapters, self._most, self.name = adapters, most, name
 
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Inside the block, models are loaded with it."""
         manager = load_extensions()
-        manager.register(self, name="the extension 'low-rank' of tests")
+        manager.register(self, name=f"the extension {self.name!r} of tests")
         try:
             yield
         finally:
             manager.unregister(self)
 
     @hookimpl
-    def offer_use(self, config: ModelConfig, path: Path, architectures: Sequence[str]) -> ModelUse:
-        """Return text generation whose prompts may name an adapter."""
-        return Adapted(self.adapters)
+    def offer_prompt_key(self) -> AdapterKey:
+        """Return the key by which a prompt names an adapter."""
+        return AdapterKey({name: digest_of(factors) for name, factors in self.adapters.items()}, self._most)
 
     @hookimpl
     def offer_step_part(self, linears: LinearAdditions, context: ModelContext, max_num_seqs: int) -> StepPart:
@@ -83,38 +92,28 @@ class LowRank:
         return part
 
 
-class Adapted(ModelUse):
-    """Text generation; a prompt may name an adapter.
+class AdapterKey:
+    """The key `adapter`: one of the names.
 
     Args:
-        names: of the adapters.
+        digests: of the adapters' weights, by name.
+        most: see `LowRank`.
     """
 
-    def __init__(self, names: Iterable[str]) -> None:
-        self._names = frozenset(names)
+    name = "adapter"
 
-    def input_processor(self, context: ModelContext, max_model_len: int) -> Callable[..., InputProcessor]:
-        return partial(AdaptedInputs, adapters=self._names)
+    def __init__(self, digests: Mapping[str, bytes], most: int) -> None:
+        self._digests, self._most = digests, most
 
+    def read(self, value: Any) -> str:
+        """Return the name of an adapter that there is."""
+        if not isinstance(value, str) or value not in self._digests:
+            raise PromptError(f"adapter must be one of {', '.join(sorted(self._digests))}, got {value!r:.100}")
+        return value
 
-class AdaptedInputs(InputProcessor):
-    """Prompts with the key `adapter`, which is one of `adapters`."""
-
-    prompt_keys = InputProcessor.prompt_keys | {"adapter"}
-
-    def __init__(self, *args: Any, adapters: frozenset[str], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._adapters = adapters
-
-    def process_fields(self, fields: Mapping[str, Any]) -> ProcessedPrompt:
-        prompt, adapter = super().process_fields(fields), fields.get("adapter")
-        if adapter is not None and adapter not in self._adapters:
-            raise PromptError(f"adapter must be one of {', '.join(sorted(self._adapters))}, got {adapter!r:.100}")
-        return prompt if adapter is None else replace(prompt, extra={**prompt.extra, "adapter": adapter})
-
-    def part_of(self, processed: ProcessedPrompt) -> RequestPart:
-        part, adapter = super().part_of(processed), processed.extra.get("adapter")
-        return part if adapter is None else AdapterOf(part, adapter)
+    def around(self, part: RequestPart, read: str) -> RequestPart:
+        """Return the request's part with its adapter."""
+        return AdapterOf(part, read, self._digests[read], self._most)
 
 
 @dataclass(frozen=True)
@@ -122,15 +121,25 @@ class AdapterOf(PartAround):
     """A request's adapter, around what else is made of the request."""
 
     name: str
+    digest: bytes
+    most: int
 
     def for_worker(self) -> Mapping[str, Any]:
         return {**super().for_worker(), "adapter": self.name}
 
     def hash_keys(self, request: Request, start: int, stop: int) -> Iterable[bytes]:
+        """Yield what weights the keys and values come of, too: a name can stand for others another time."""
         yield from super().hash_keys(request, start, stop)
         if start == 0:  # later blocks are chained to the first
             yield b"adapter"
-            yield self.name.encode()
+            yield self.digest
+
+    def chunk(
+        self, request: Request, start: int, wanted: int, step: StepPlan, plan: PlanItems
+    ) -> tuple[int, list[ItemSlice]]:
+        """Return no tokens while as many others run as may: the request waits."""
+        others = {other.part.name for other in step.running if isinstance(other.part, AdapterOf)} - {self.name}
+        return (0, []) if len(others) >= self.most else super().chunk(request, start, wanted, step, plan)
 
 
 class Products(StepPart):
@@ -147,6 +156,8 @@ class Products(StepPart):
         self._captured = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         """The adapter of each row, for captured steps: 0 for none."""
         self._laid_out = self._adapter_of_row = self._captured
+        self.most_at_once = 0
+        """The most adapters in a step so far."""
 
     def add(
         self, linears: LinearAdditions, name: str, inward: list[Tensor], outward: list[Tensor], dtype: torch.dtype
@@ -170,6 +181,7 @@ class Products(StepPart):
         """Note each row's adapter, also where captured steps look for it."""
         named = [state.sequence.part.get("adapter") for state in states]
         numbers = [0 if name is None else self._numbers[name] for name in named]
+        self.most_at_once = max(self.most_at_once, len(set(numbers) - {0}))
         rows = np.repeat(np.array(numbers, dtype=np.int64), [chunk.num_tokens for chunk in chunks])
         self._laid_out = upload(rows, self._captured.device)
         if len(rows) <= len(self._captured):

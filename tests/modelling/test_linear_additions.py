@@ -17,14 +17,15 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from corellm import LLM, SamplingParams
 from corellm.engine.process.client import ProcessLLM
-from corellm.errors import BrokenPluginError, ContractError, PromptError
+from corellm.errors import BrokenPluginError, ContractError, CorellmError, PromptError, RequestFailedError
 from corellm.loading.dummy_steps import capture_graphs
 from corellm.loading.packed_linear import PackedLinear
 from corellm.modelling.linear_additions import AddedLinear, LinearAdditions
 from corellm.plugin.extensions import load_extensions
 from corellm.quantization import Int8Linear
+from corellm.scheduling.batch import ScheduledBatch
 from corellm.text_models.tiny import make_tiny_checkpoint
-from corellm.worker.decode_graphs import DecodeGraphs
+from corellm.worker.model_runner import ModelRunner
 from corellm_kernels.cpu import library
 from corellm_kernels.cpu.linear import PackedLinear as CompiledLinear
 from corellm_kernels.fusion.attention import FusedAttention
@@ -32,7 +33,7 @@ from corellm_kernels.fusion.fusing import fuse
 from corellm_kernels.fusion.mlp import FusedGatedMLP
 from corellm_kernels.gpu.kernel_set import GPU_KERNELS
 from corellm_testing.reference import Continuation, generate_one
-from tests.modelling.low_rank import Factors, LowRank, make_factors
+from tests.modelling.low_rank import AdapterKey, Factors, LowRank, Products, make_factors
 from tests.text_models.parity import PROMPTS
 from tests.worker.replayed_graph import ReplayedGraph
 from tests.worker.tensor_attention import TensorAttention
@@ -107,9 +108,9 @@ def forget_library() -> None:
     library.unavailable.cache_clear()
 
 
-def engine(path: Path, **options: Any) -> LLM:
-    """The model, with the extension installed at load."""
-    with LowRank(ADAPTERS).installed():
+def engine(path: Path, most: int = 2, **options: Any) -> LLM:
+    """The model, with the extension installed at load; so many adapters run at a time."""
+    with LowRank(ADAPTERS, most).installed():
         return LLM(str(path), **{"dtype": "float32", "max_model_len": 120, **options})
 
 
@@ -119,7 +120,7 @@ def prompt_of(prompt: str, adapter: str | None) -> dict[str, Any]:
 
 def generate(llm: LLM, requests: list[tuple[str, str | None]]) -> list[Any]:
     """Outputs of requests that run together."""
-    params = SamplingParams(temperature=0, max_tokens=LENGTH, min_tokens=LENGTH, logprobs=0)
+    params = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True, logprobs=0)  # steps can run ahead
     return list(llm.generate([prompt_of(*request) for request in requests], params, use_tqdm=False))
 
 
@@ -194,15 +195,57 @@ def test_captured_steps_find_their_rows(
     path: Path, wanted: list[Continuation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with CUDA graphs: what a step captured, padded to a larger size, replays on other requests' adapters."""
-    replayed = []
-    run = DecodeGraphs.run
-    monkeypatch.setattr(DecodeGraphs, "run", lambda *args: (replayed.append(1), run(*args))[1])
+    launched = []
+    launch = ModelRunner.launch_ahead
+    monkeypatch.setattr(ModelRunner, "launch_ahead", lambda *args: (launched.append(1), launch(*args))[1])
     with engine(path, max_num_seqs=6, fuse_layers=False, attention_backend="reference") as llm:
         runner = llm.engine.runner
         runner.backend = TensorAttention()
         capture_graphs(runner, [1, 4, 6], max_blocks=8, position_rows=1, make_graph=ReplayedGraph)
         require_equal(llm, wanted)
-    assert replayed
+    assert launched
+
+
+def test_no_more_adapters_run_than_there_is_room_for(path: Path, wanted: list[Continuation]) -> None:
+    """Requests of another one wait until those that run have ended."""
+    for most in (1, 2):
+        with engine(path, most) as llm:
+            require_equal(llm, wanted)
+            part = next(part for part in llm.engine.runner.parts if isinstance(part, Products))
+            assert part.most_at_once == most
+
+
+def test_an_adapter_that_cannot_be_loaded_fails_its_requests_alone(
+    path: Path, wanted: list[Continuation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a step with others, which get their tokens; and later ones are served."""
+
+    def begin(part: Products, batch: ScheduledBatch) -> dict[str, CorellmError]:
+        broken = [sequence.request_id for sequence in batch.new if sequence.part.get("adapter") == "second"]
+        return {request_id: RequestFailedError("adapter 'second' cannot be read") for request_id in broken}
+
+    params = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True)
+    with engine(path) as llm:
+        monkeypatch.setattr(Products, "begin", begin)
+        for _ in range(2):
+            outputs = llm.generate([prompt_of(*request) for request in REQUESTS], params, on_error="return")
+            for (_, adapter), output, want in zip(REQUESTS, outputs, wanted, strict=True):
+                if adapter == "second":
+                    assert str(output.error) == "adapter 'second' cannot be read"
+                else:
+                    assert output.outputs[0].token_ids == want.token_ids
+        llm.engine.scheduler.blocks.check_integrity()
+    assert {adapter for _, adapter in REQUESTS} == {None, "first", "second"}
+
+
+def test_a_key_that_is_taken(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two extensions read it, or it is the core's."""
+    with LowRank(ADAPTERS).installed(), LowRank(ADAPTERS, name="other").installed():  # noqa: SIM117
+        with pytest.raises(ContractError, match=r"both read the prompt key 'adapter'"):
+            LLM(str(path))
+    monkeypatch.setattr(AdapterKey, "name", "priority")
+    with LowRank(ADAPTERS).installed(), pytest.raises(ContractError, match="'priority', which has a meaning already"):
+        LLM(str(path))
 
 
 @pytest.fixture

@@ -44,15 +44,15 @@ def test_the_inner_part_is_asked(name: str) -> None:
 def test_an_encoders_prompt_is_no_inner_part() -> None:
     """Its blocks look for the part itself: a request would end the engine."""
     with pytest.raises(ContractError, match="AdapterOf cannot be around"):
-        AdapterOf(EncoderPrompt.of([1, 2], 2, [], None), "first")
+        AdapterOf(EncoderPrompt.of([1, 2], 2, [], None), "first", b"", 1)
 
 
 def test_spans_stay_beside_an_adapter() -> None:
     """The worker is told both, and hashes depend on both."""
     spans = Spans([(2, 5)])
     request = make_request("r", [9] * 12)
-    part = AdapterOf(spans, "first")
+    part = AdapterOf(spans, "first", b"", 1)
     assert part.for_worker() == {"spans": [(2, 5)], "adapter": "first"}
-    keys = [tuple(each.hash_keys(request, 0, 8)) for each in (PLAIN, spans, part, AdapterOf(spans, "second"))]
+    keys = [tuple(each.hash_keys(request, 0, 8)) for each in (PLAIN, spans, part, AdapterOf(spans, "second", b"other", 1))]
     assert len(set(keys)) == 4
     assert keys[2][: len(keys[1])] == keys[1]

@@ -39,12 +39,13 @@ class Guesses(StepPart):
         self._sequences: dict[str, NewSequence] = {}
         self.num_steps = self.num_drafts = 0
 
-    def begin(self, batch: ScheduledBatch) -> None:
+    def begin(self, batch: ScheduledBatch) -> Mapping[str, CorellmError]:
         self.num_steps += bool(batch.chunks)
         self.num_drafts += sum(chunk.num_drafts for chunk in batch.chunks)
         for request_id in batch.released:
             self._sequences.pop(request_id, None)
         self._sequences.update({sequence.request_id: sequence for sequence in batch.new})
+        return {}
 
     def forget(self) -> None:
         self._sequences.clear()

@@ -25,6 +25,7 @@ from corellm.errors import (
 )
 from corellm.frontend.bad_words import BadWords
 from corellm.frontend.chat_processor import ChatOptions, ChatProcessor, RenderedChat
+from corellm.frontend.prompt_key import NO_KEYS, PromptKey
 from corellm.frontend.stated_spans import spans_of
 from corellm.frontend.text_limit import TextLimit
 from corellm.frontend.text_tokenizer import TextTokenizer
@@ -70,7 +71,7 @@ class ProcessedPrompt:
     decoder: DecoderPrompt | None = None
     """What the decoder of an encoder-decoder begins with; its encoder reads `token_ids`."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """What an extension keeps of the prompt for `InputProcessor.part_of`: plain data, which goes to other processes."""
+    """What extensions read of their own keys, by key: plain data, which goes to other processes."""
 
     @property
     def own_token_ids(self) -> list[int]:
@@ -82,7 +83,7 @@ class InputProcessor:
     """Prepares prompts for one loaded model.
 
     A subclass for prompts of another kind has their keys in `prompt_keys`, and overrides `process_fields` or
-    `encode_text`. What a request's part needs of them it keeps in `ProcessedPrompt.extra`, and overrides `part_of`.
+    `encode_text`.
 
     Args:
         tokenizer: the model's.
@@ -96,6 +97,10 @@ class InputProcessor:
         max_states: most states of an encoder-decoder's encoder; None for a model that is only a decoder.
         remote_media: fetches what conversations name by URL; None for no URLs.
         constraints: those that requests may have.
+        extensions_keys: keys of prompts that extensions read.
+
+    Raises:
+        ContractError: an extension reads a key that prompts have already.
     """
 
     prompt_keys: frozenset[str] = PROMPT_KEYS
@@ -116,6 +121,7 @@ class InputProcessor:
         max_states: int | None = None,
         remote_media: RemoteMedia | None = None,
         constraints: ConstraintKinds = NO_CONSTRAINTS,
+        extensions_keys: Mapping[str, PromptKey] = NO_KEYS,
     ) -> None:
         self.tokenizer = tokenizer
         self._hooks, self.max_states = hooks, max_states
@@ -138,6 +144,10 @@ class InputProcessor:
         self._scheduling_policy = scheduling_policy
         self._remote_media = remote_media
         self._constraints = constraints
+        if taken := sorted(self.prompt_keys & extensions_keys.keys()):
+            raise ContractError(f"an extension reads the prompt key {taken[0]!r}, which has a meaning already")
+        self._extensions_keys = extensions_keys
+        self.prompt_keys = self.prompt_keys | extensions_keys.keys()
 
     def close(self) -> None:
         """End the threads and processes that read items."""
@@ -163,7 +173,14 @@ class InputProcessor:
             return prompt
         with _preparing():
             fields = self._fields(prompt)
-            return self.process_fields(fields if priority is None else {**fields, "priority": priority})
+            extra = {
+                name: key.read(fields[name])
+                for name, key in self._extensions_keys.items()
+                if fields.get(name) is not None
+            }
+            processed = self.process_fields(fields if priority is None else {**fields, "priority": priority})
+            processed.extra |= extra
+            return processed
 
     def process_fields(self, fields: Mapping[str, Any]) -> ProcessedPrompt:
         """Prepare a prompt that is a dictionary with known keys; errors as of `process`."""
@@ -217,11 +234,18 @@ class InputProcessor:
         return DecoderPrompt(self.known(list(decoder.token_ids)), num_states)
 
     def part_of(self, processed: ProcessedPrompt) -> RequestPart:
-        """Return what features make of a request with this prompt.
+        """Return what features and extensions make of a request with this prompt.
 
         Raises:
-            ContractError, ProcessingError: the adapter is at fault.
+            ContractError, ProcessingError: the adapter or an extension is at fault.
         """
+        part = self._part_of_model(processed)
+        with _preparing():
+            for name, read in processed.extra.items():
+                part = self._extensions_keys[name].around(part, read)
+        return part
+
+    def _part_of_model(self, processed: ProcessedPrompt) -> RequestPart:
         decoder, token_ids = processed.decoder, processed.token_ids
         if decoder is not None:
             num_states = len(token_ids) if decoder.num_states is None else decoder.num_states

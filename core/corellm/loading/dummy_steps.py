@@ -157,7 +157,8 @@ def check_additions(runner: ModelRunner, layers: Mapping[str, nn.Module]) -> Non
     Raises:
         ContractError: one does not; names it.
     """
-    chunks = [SequenceChunk("", 0, count, [0] * count, [0] * count, samples=True) for count in (1, 3)]
+    # different tokens: experts divide them
+    chunks = [SequenceChunk("", 0, len(ids), ids, [0] * len(ids), samples=True) for ids in ([0], [1, 2, 3])]
     states = [runner.new_state(NewSequence("", list(chunk.token_ids), [], SamplingParams(), [])) for chunk in chunks]
     missing = set(layers)
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from corellm.config import EngineConfig, ModelConfig
+    from corellm.frontend.prompt_key import PromptKey
     from corellm.hookspecs import ModelContext
     from corellm.llm import LLM
     from corellm.loading.model_use import ModelUse
@@ -105,8 +106,7 @@ def offer_step_part(
     Called once per loaded model with a decoder, after its layers were replaced by faster ones and before the profile
     run: what it allocates counts as weights. All offers are taken; they run after the core's own parts. A part knows
     which sequence has which rows, so what it adds to linear layers can differ from request to request: an adapter of
-    low rank is such a part. A request states what the part must know in its `RequestPart` (`for_worker`), and what its
-    cached keys and values depend on as well (`hash_keys`).
+    low rank is such a part. What it must know of a request comes from a key of the prompt (`offer_prompt_key`).
 
     Args:
         linears: the decoder's linear layers; `linears.add(name, addition)` adds to the outputs of one, also where it
@@ -114,6 +114,15 @@ def offer_step_part(
         config: of the engine.
         context: of the model: its configuration, dtype and device.
         max_num_seqs: most sequences of a step, which are the most rows of a captured one.
+    """
+
+
+@_hookspec
+def offer_prompt_key(context: ModelContext) -> PromptKey | None:
+    """Offer a key that prompts may have: a `corellm.frontend.prompt_key.PromptKey`.
+
+    Called once per loaded model in each process that prepares its prompts or runs it. All offers are taken; a key that
+    two extensions read is an error. What a request's key says reaches a `StepPart` by the request's part.
     """
 
 

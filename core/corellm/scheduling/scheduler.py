@@ -210,7 +210,9 @@ class Scheduler:
     def schedule(self) -> ScheduledBatch:
         """Decide what the next step computes. Its chunks are empty if nothing can run (or nothing is left to do)."""
         self._steps.clear()  # interrupted before their update
-        step = StepPlan(token_budget=self.max_num_batched_tokens, block_size=self.blocks.block_size)
+        step = StepPlan(
+            token_budget=self.max_num_batched_tokens, block_size=self.blocks.block_size, running=self.running
+        )
         self._encoders.begin_step()
         if self.config.enable_chunked_prefill:
             self._schedule_together(step)
@@ -392,7 +394,7 @@ class Scheduler:
                 return None
         if not going_on or not all(self.blocks.allocate(request, 2) for request in going_on):
             return None
-        ahead = StepPlan(token_budget=0, block_size=self.blocks.block_size)
+        ahead = StepPlan(token_budget=0, block_size=self.blocks.block_size, running=self.running)
         for request in going_on:
             self.blocks.reach(request, request.num_computed_tokens + 1, request.num_computed_tokens + 2)
             ahead.add_decode_ahead(request, self.blocks.block_table(request.request_id))

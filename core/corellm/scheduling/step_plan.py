@@ -19,6 +19,8 @@ class StepPlan(ScheduledBatch):
 
     token_budget: int
     block_size: int
+    running: Sequence[Request]
+    """Requests that have blocks, those of this step among them; the scheduler's own list."""
     has_preempted: bool = False
     prefix_hashes: set[bytes] = field(default_factory=set)
     """Blocks that prefill chunks of this step compute: a waiting request that needs one of them waits a step."""

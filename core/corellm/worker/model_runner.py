@@ -115,15 +115,15 @@ class ModelRunner:
     @for_inference
     def launch(self, batch: ScheduledBatch) -> StepInFlight:
         """Run one step as `execute` does, without waiting for its tokens."""
+        step = StepInFlight(batch, self._states, self._propose)
         self.kv_cache.swap_out(batch.swap_out)
         for part in self.parts:
-            part.begin(batch)
+            step.result.failed.update(part.begin(batch))
         self.kv_cache.swap_in(batch.swap_in)
         for request_id in batch.released:
             self._states.pop(request_id, None)
         self.encoders.drop(batch.freed_items)
 
-        step = StepInFlight(batch, self._states, self._propose)
         for sequence in batch.new:
             self._admit(sequence, step.result)
         self.encoders.run([self._states[request_id].sequence.features[index] for request_id, index in batch.encode])
@@ -137,8 +137,9 @@ class ModelRunner:
         """Run a step of single tokens that `before`, a captured step and the last one launched, is still sampling."""
         assert self.graphs is not None
         assert before.tokens is not None
+        step = StepInFlight(batch, self._states, self._propose)
         for part in self.parts:
-            part.begin(batch)
+            step.result.failed.update(part.begin(batch))
         states = [self._states[chunk.request_id] for chunk in batch.chunks]
         token_ids = before.tokens.token_ids
         if len(batch.chunks) < len(before.chunks):
@@ -147,7 +148,6 @@ class ModelRunner:
             token_ids = token_ids[upload(kept, self.device)]
         # a failed row has -1; its next token is dropped
         logits = self.graphs.run(self.lay_out(batch.chunks, states), token_ids.clamp(min=0))
-        step = StepInFlight(batch, self._states, self._propose)
         for part in self.parts:
             part.commit()
         step.chunks, step.in_flight = batch.chunks, True

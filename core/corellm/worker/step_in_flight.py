@@ -53,6 +53,8 @@ class StepInFlight:
 
     def _take(self, chunk: SequenceChunk, output: SamplerOutput, first: int) -> None:
         """Take a chunk's tokens from row `first` on: the drafts that are what was sampled, and the token after them."""
+        if chunk.request_id in self.result.failed:
+            return  # a part could not run it
         sampled: list[int] = []
         logprobs: list[TokenLogprobs] = []
         for row, draft in enumerate([*chunk.drafts, None], start=first):

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from corellm.errors import CorellmError
     from corellm.scheduling.batch import ScheduledBatch, SequenceChunk
     from corellm.worker.input_batch import FlatBatch
     from corellm.worker.sequence_state import SequenceState
@@ -24,12 +25,17 @@ class StepPart:
     irreversible = ""
     """Why a token that a step has computed cannot be taken back, as drafts that were wrong are; empty if it can."""
 
-    def begin(self, batch: ScheduledBatch) -> None:
+    def begin(self, batch: ScheduledBatch) -> Mapping[str, CorellmError]:
         """Take what the scheduler says, after blocks were swapped out and before others are swapped in.
 
-        An error here ends the engine, and all requests wait: check and load before. Sequences without an id, of steps
-        at load, come to `lay_out` and `running` without having been `new`.
+        All requests wait for it. Sequences without an id, of steps at load, come to `lay_out` and `running` without
+        having been `new`.
+
+        Returns:
+            Errors of requests that the part cannot run, by id: those fail, and the step goes on without them. An error
+            that is raised ends the engine.
         """
+        return {}
 
     def lay_out(self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> FlatBatch:
         """Return a step that is still on the host, with the part's own.

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from corellm.errors import CorellmError
 from corellm.scheduling.batch import ScheduledBatch, SequenceChunk
 from corellm.worker.input_batch import FlatBatch
 from corellm.worker.kv_cache import KVCache, LayerLayout
@@ -28,9 +29,10 @@ class Windows(StepPart):
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
 
-    def begin(self, batch: ScheduledBatch) -> None:
+    def begin(self, batch: ScheduledBatch) -> Mapping[str, CorellmError]:
         """Move blocks to their new places."""
         self._cache.move(batch.messages.get("windows", ()))
+        return {}
 
     def lay_out(self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> FlatBatch:
         """Return the step with slots and block tables of blocks' places."""

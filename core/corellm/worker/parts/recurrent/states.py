@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from corellm.errors import ContractError
+from corellm.errors import ContractError, CorellmError
 from corellm.scheduling.batch import ScheduledBatch, SequenceChunk
 from corellm.worker.input_batch import FlatBatch
 from corellm.worker.parts.recurrent.mixer import Mixer
@@ -111,9 +111,10 @@ class RecurrentStates(StepPart):
         finally:
             self._step = None
 
-    def begin(self, batch: ScheduledBatch) -> None:
+    def begin(self, batch: ScheduledBatch) -> Mapping[str, CorellmError]:
         """Drop the states of sequences that are released; keep those of swapped ones in host memory."""
         self.release(batch.released, batch.swapped)
+        return {}
 
     def commit(self) -> None:
         """Take over the states after the last step."""
