@@ -3,7 +3,7 @@
 In this order: the GPU's ceilings (copy, matrix product); random LLaVA checkpoints of 1 and 7 B parameters; attention
 kernels; the engine and two workloads, next to transformers; the kernels' tests. Prints a table last and writes
 `results.json`, `table.txt` and `log.txt`. Needs no installed corellm, only torch, Triton, transformers, accelerate,
-pluggy, pillow, pytest and hypothesis. `--device cpu --quick` shows with tiny shapes that everything runs.
+pluggy, msgspec, pillow, pytest and hypothesis. `--device cpu --quick` shows with tiny shapes that everything runs.
 """
 
 from __future__ import annotations
