@@ -39,7 +39,7 @@ def for_inference(
 def on_device(device: torch.device) -> Iterator[None]:
     """Make a GPU the current one of this thread: kernels, events and graphs belong to the current GPU.
 
-    Convolutions and recurrent layers of float32 compute in float32 there. By default torch rounds their inputs to TF32,
+    Convolutions and RNNs of float32 compute in float32 there. By default torch rounds their inputs to TF32,
     which shows in the third digit of an encoder's output.
     """
     if device.type != "cuda":
