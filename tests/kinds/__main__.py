@@ -32,6 +32,7 @@ random checkpoint, in the generic adapter, [corellm-transformers](families.md#co
 - *needs*: transformers cannot make the model or its processor without that library, so nothing was tried.
 - *no checkpoint*: the recipe of tiny checkpoints does not make one.
 - *not tested*: the rules took too long.
+- *fails*: a rule does not hold; the reason names it and what it found.
 
 """
 _ORDER = ("its own plugin", "passes", "refused", "needs", "no checkpoint", "not tested", "fails")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from corellm import LLM, SamplingParams
 from corellm.errors import MediaTooLargeError, ProcessorKwargsError
+from corellm.multimodal import dummy_audios
 from corellm_transformers.tiny import make_tiny_checkpoint
 
 
@@ -39,3 +41,16 @@ def test_a_request_may_not_raise_the_size(llm: LLM) -> None:
     """Memory was planned for the checkpoint's."""
     with pytest.raises(ProcessorKwargsError, match="memory"):
         ask(llm, Image.new("RGB", (60, 40)), size={"shortest_edge": 5_000})
+
+
+def test_every_audio_that_fits_the_prompt_is_planned_for(tmp_path: Path) -> None:
+    """The encoder cache holds the largest item, and no more: an audio of any length that fits has a place in it."""
+    path = make_tiny_checkpoint(tmp_path, architecture="GlmAsrForConditionalGeneration")
+    with LLM(str(path), dtype="float32", max_model_len=100, encoder_cache_size=0) as llm:
+        processor = llm.engine.input_processor.mm_processor
+        text = processor.hooks.get_placeholder_str(modality="audio", index=0)
+        (audio,) = dummy_audios(1, num_samples=7 * 16_000)
+        prompt = {"prompt": text, "multi_modal_data": {"audio": audio}}
+        (output,) = llm.generate(prompt, SamplingParams(max_tokens=1), use_tqdm=False)
+        assert 80 < len(output.prompt_token_ids) < 100
+        assert processor.profile.max_embeds["audio"] <= 100

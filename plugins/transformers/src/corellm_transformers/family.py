@@ -6,7 +6,7 @@ Found by processing small items. Knows processors, no model.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from typing import Any
 from corellm.errors import CheckpointError, MediaError
 from corellm.hookspecs import ModelContext
 from corellm.multimodal import dummy_audios, dummy_images
+from corellm_transformers.largest import largest_image, longest_audio
 from corellm_transformers.placeholders import ARGUMENT, Ends, between, candidates, ends, flat, marked
 from corellm_transformers.processors import Absent
 
@@ -24,16 +25,6 @@ _TEXT = frozenset(
     {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets", "labels"}
 )
 """What processors return about the text."""
-_SMALL_IMAGE = (90, 70)
-_LARGEST_SIDE = 16_384
-_RATIOS = tuple(2 ** (step / 2) for step in range(-4, 5))  # a quarter to four
-_SIDES = tuple(56 * 2 ** (step / 8) for step in range(57))  # 56 to 7168
-_SHARES = (0.25, 0.4, 0.5, 0.65, 0.8, 0.9, 1.0)
-"""Shares of the operator's bounds that are tried as sides."""
-_NARROW = (7, 14, 28, 40, 47, 56, 80, 112, 160)
-_LONG = (8, 16, 32, 64, 100, 150, 190, 199)
-"""Narrow sides, and how many times as long the others are: some processors keep a least width, whatever the length."""
-_SECONDS = (1, 3, 10, 30, 60, 120, 300, 600, 1800)
 
 
 @dataclass(frozen=True)
@@ -210,46 +201,15 @@ class Family:
             width, height = self._largest_size(seq_len, mm_options.get("image", {}))
             media["image"] = dummy_images(count, width=width, height=height)
         if count := mm_counts.get("audio", 0):
-            media["audio"] = dummy_audios(
-                count, num_samples=self._longest_audio(seq_len), bounds=mm_options.get("audio")
-            )
+            samples = longest_audio(self._count_audio, self.sampling_rate, seq_len)
+            media["audio"] = dummy_audios(count, num_samples=samples, bounds=mm_options.get("audio"))
         return media
 
     def _largest_size(self, seq_len: int, bounds: Mapping[str, int]) -> tuple[int, int]:
-        """Return the width and height of the image of most tokens that fits: of a grid of sizes, then of those near."""
-        most = bounds.get("width", _LARGEST_SIDE), bounds.get("height", _LARGEST_SIDE)
-        count = self._counter()
-        best = 0, 0, _SMALL_IMAGE
-
-        def consider(width: float, height: float) -> None:
-            nonlocal best
-            size = max(1, min(round(width), most[0])), max(1, min(round(height), most[1]))
-            tokens = count(*size)
-            if tokens is not None and tokens <= seq_len:
-                best = max(best, (tokens, -size[0] * size[1], size))
-
-        for share in _SHARES if bounds else ():
-            for other in _SHARES:
-                consider(share * most[0], other * most[1])
-        for narrow in _NARROW if count == self._count_by_formula else ():
-            for times in _LONG:
-                consider(narrow, times * narrow)
-                consider(times * narrow, narrow)
-        coarse = 1 if count == self._count_by_formula else 4
-        for side in _SIDES[::coarse]:
-            for ratio in _RATIOS[:: max(1, coarse // 2)]:
-                consider(side * ratio**0.5, side / ratio**0.5)
-        for step in (56, 28, 14, 7) if coarse == 1 else (112, 28):
-            width, height = best[2]
-            for dx in (-step, 0, step):
-                for dy in (-step, 0, step):
-                    consider(width + dx, height + dy)
-        return best[2]
-
-    def _counter(self) -> Callable[[int, int], int | None]:
-        """How an image's tokens are counted: by the processor's formula if it has one, else by processing it."""
-        has_formula = hasattr(self.processor, "_get_num_multimodal_tokens")
-        return self._count_by_formula if has_formula else self._count_by_processing
+        """Return an image's width and height; tokens are counted by the processor's formula, else by processing."""
+        if hasattr(self.processor, "_get_num_multimodal_tokens"):
+            return largest_image(self._count_by_formula, seq_len, bounds)
+        return largest_image(self._count_by_processing, seq_len, bounds, quick=False)
 
     def _count_by_formula(self, width: int, height: int) -> int | None:
         kwargs = self.context.kwargs_for("image")
@@ -269,19 +229,12 @@ class Family:
         except (ValueError, MediaError):
             return None
 
-    def _longest_audio(self, seq_len: int) -> int:
-        """Return the samples of the longest audio, of a few lengths, that fits."""
-        longest = 0, self.sampling_rate
-        for seconds in _SECONDS:
-            (audio,) = dummy_audios(1, num_samples=seconds * self.sampling_rate)
-            try:
-                tokens = len(self.process("audio", audio, self.context.kwargs_for("audio"))[1])
-            except ValueError:
-                break
-            if tokens > seq_len or tokens <= longest[0]:
-                break
-            longest = tokens, seconds * self.sampling_rate
-        return longest[1]
+    def _count_audio(self, samples: int) -> int | None:
+        (audio,) = dummy_audios(1, num_samples=samples)
+        try:
+            return len(self.process("audio", audio, self.context.kwargs_for("audio"))[1])
+        except ValueError:
+            return None
 
 
 def _is_there(part: Any) -> bool:

@@ -38,8 +38,13 @@ SIZES: Mapping[str, Any] = {
     "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 16,
     "v_head_dim": 16,
+    "attention_multiplier": _HEAD_DIM**-0.5,
+    "query_pre_attn_scalar": _HEAD_DIM,
 }
-"""`{name of a size, in any configuration: its tiny value}`; those that a configuration has not, or None, stay away."""
+"""`{name of a size, in any configuration: its tiny value}`; those that a configuration has not, or None, stay away.
+
+Also of scales that follow from a size: that of large heads makes small ones attend to all tokens alike.
+"""
 
 
 def tiny_config(cls: Any, changes: Mapping[str, Any], vocab_size: int) -> Any:
@@ -76,7 +81,7 @@ def _shrunk(stated: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
             small[name] = [0]
         elif name == "mrope_section":
             small[name] = [_HEAD_DIM // 8, 3 * _HEAD_DIM // 16, 3 * _HEAD_DIM // 16]
-        elif name in SIZES and isinstance(value, int) and not isinstance(value, bool):
+        elif name in SIZES and isinstance(value, int | float) and not isinstance(value, bool):
             small[name] = SIZES[name]
         elif name in ("layer_types", "mlp_layer_types") and isinstance(value, list):
             small[name] = _varied(value)

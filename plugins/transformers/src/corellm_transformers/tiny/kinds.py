@@ -269,7 +269,7 @@ KINDS: Mapping[str, Kind] = {
         config={
             **_PINPOINTS,
             "vision_config": {"model_type": "siglip_vision_model"},
-            "text_config": {"model_type": "granite4_vision_text", "attention_multiplier": 0.25},
+            "text_config": {"model_type": "granite4_vision_text"},
             "qformer_config": {"model_type": "blip_2_qformer", "num_hidden_layers": 1},
             "vision_feature_select_strategy": "full",
             "downsample_rate": "1/2",
