@@ -138,7 +138,8 @@ class AdapterOf(PartAround):
         self, request: Request, start: int, wanted: int, step: StepPlan, plan: PlanItems
     ) -> tuple[int, list[ItemSlice]]:
         """Return no tokens while as many others run as may: the request waits."""
-        others = {other.part.name for other in step.running if isinstance(other.part, AdapterOf)} - {self.name}
+        # another extension's part may be around a request's: `for_worker` has what all of them say
+        others = {other.part.for_worker().get("adapter") for other in step.running} - {None, self.name}
         return (0, []) if len(others) >= self.most else super().chunk(request, start, wanted, step, plan)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,15 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from corellm import LLM, SamplingParams
 from corellm.engine.process.client import ProcessLLM
 from corellm.errors import BrokenPluginError, ContractError, CorellmError, PromptError, RequestFailedError
+from corellm.hookspecs import hookimpl
 from corellm.loading.dummy_steps import capture_graphs
 from corellm.loading.packed_linear import PackedLinear
 from corellm.modelling.linear_additions import AddedLinear, LinearAdditions
 from corellm.plugin.extensions import load_extensions
 from corellm.quantization import Int8Linear
 from corellm.scheduling.batch import ScheduledBatch
+from corellm.scheduling.part_around import PartAround
+from corellm.scheduling.request_part import RequestPart
 from corellm.text_models.tiny import make_tiny_checkpoint
 from corellm.worker.model_runner import ModelRunner
 from corellm_kernels.cpu import library
@@ -236,6 +240,79 @@ def test_an_adapter_that_cannot_be_loaded_fails_its_requests_alone(
                     assert output.outputs[0].token_ids == want.token_ids
         llm.engine.scheduler.blocks.check_integrity()
     assert {adapter for _, adapter in REQUESTS} == {None, "first", "second"}
+
+
+def test_a_request_that_fails_gives_nobody_its_token(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that fails in the step in which another ends: as many rows as before, and others' in the step ahead."""
+
+    def begin(part: Products, batch: ScheduledBatch) -> dict[str, CorellmError]:
+        return {new.request_id: RequestFailedError("no") for new in batch.new if new.part.get("adapter") == "second"}
+
+    monkeypatch.setattr(Products, "begin", begin)
+    with engine(path, max_num_seqs=6, fuse_layers=False, attention_backend="reference") as llm:
+        runner, given = llm.engine.runner, llm.engine
+        runner.backend = TensorAttention()
+        capture_graphs(runner, [1, 4, 6], max_blocks=8, position_rows=1, make_graph=ReplayedGraph)
+        wanted = generate(llm, [(PROMPTS[1], None)])[0].outputs[0].token_ids
+        for length in range(2, 10):
+            for name, prompt, tokens in (("short", PROMPTS[2], length), ("long", PROMPTS[1], LENGTH)):
+                params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+                given.add_request(f"{name}-{length}", prompt, params)
+            found: list[int] = []
+            for number in range(LENGTH + 4):
+                if number == 5:  # a chunk of one token, which a captured step may hold
+                    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+                    given.add_request(f"failing-{length}", {"prompt_token_ids": [7], "adapter": "second"}, params)
+                for output in given.step():
+                    if output.request_id == f"long-{length}":
+                        found = list(output.outputs[0].token_ids)
+                    assert (output.error is not None) == output.request_id.startswith("failing")
+            assert found == wanted
+
+
+@dataclass(frozen=True)
+class Other(PartAround):
+    """What another extension makes of a request."""
+
+
+class OtherKey:
+    """A key of another extension."""
+
+    name = "other"
+
+    def read(self, value: Any) -> bool:
+        return bool(value)
+
+    def around(self, part: RequestPart, read: bool) -> RequestPart:
+        return Other(part)
+
+
+class OtherExtension:
+    @hookimpl
+    def offer_prompt_key(self) -> OtherKey:
+        return OtherKey()
+
+
+def test_keys_of_two_extensions(path: Path, wanted: list[Continuation]) -> None:
+    """Each finds its own, in whatever order they are around a request's part; a prepared prompt keeps them."""
+    manager = load_extensions()
+    manager.register(OtherExtension(), name="the extension 'other' of tests")
+    try:
+        llm = engine(path, 1)
+    finally:
+        manager.unregister(name="the extension 'other' of tests")
+    params = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True)
+    with llm, LLM(str(path)) as without:
+        inputs = llm.engine.input_processor
+        prepared = [inputs.process({**prompt_of(*request), "other": 1}) for request in REQUESTS]
+        assert [sorted(prompt.extra) for prompt in prepared[:2]] == [["other"], ["adapter", "other"]]
+        for _ in range(2):
+            outputs = llm.generate(prepared, params, use_tqdm=False)
+            assert [output.outputs[0].token_ids for output in outputs] == [want.token_ids for want in wanted]
+        part = next(part for part in llm.engine.runner.parts if isinstance(part, Products))
+        assert part.most_at_once == 1
+        with pytest.raises(PromptError, match="prepared with the key 'adapter', which this model does not take"):
+            without.generate(prepared[1], params, use_tqdm=False)
 
 
 def test_a_key_that_is_taken(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,8 @@ def test_spans_stay_beside_an_adapter() -> None:
     request = make_request("r", [9] * 12)
     part = AdapterOf(spans, "first", b"", 1)
     assert part.for_worker() == {"spans": [(2, 5)], "adapter": "first"}
-    keys = [tuple(each.hash_keys(request, 0, 8)) for each in (PLAIN, spans, part, AdapterOf(spans, "second", b"other", 1))]
+    keys = [
+        tuple(each.hash_keys(request, 0, 8)) for each in (PLAIN, spans, part, AdapterOf(spans, "second", b"other", 1))
+    ]
     assert len(set(keys)) == 4
     assert keys[2][: len(keys[1])] == keys[1]

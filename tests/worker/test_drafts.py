@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from corellm import LLM, SamplingParams
-from corellm.errors import ConfigError
+from corellm.errors import ConfigError, CorellmError
 from corellm.hookspecs import hookimpl
 from corellm.outputs import RequestOutput
 from corellm.plugin.extensions import load_extensions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from corellm.attention.graph import NotCapturable
 from corellm.errors import ConfigError
-from corellm.system.devices import on_device
+from corellm.system.devices import keep_float32, on_device
 from corellm.worker.graphs import CudaGraph
 
 
@@ -124,14 +124,9 @@ def test_work_goes_to_the_models_own_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_float32_is_not_rounded_to_tf32_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torch does by default; afterwards the setting is the process's own again."""
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    operations: tuple[Any, Any] = (torch.backends.cudnn.conv, torch.backends.cudnn.rnn)  # type: ignore[attr-defined]
-
-    def precisions() -> list[str]:
-        return [operation.fp32_precision for operation in operations]
-
-    before = precisions()
-    with on_device(torch.device("cuda:0")):
-        assert precisions() == ["ieee", "ieee"] != before
-    assert precisions() == before
+    """As torch does by default; a process that uses the CPU alone keeps what it has."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    keep_float32(torch.device("cpu"))
+    assert torch.backends.cudnn.allow_tf32
+    keep_float32(torch.device("cuda:0"))
+    assert not torch.backends.cudnn.allow_tf32

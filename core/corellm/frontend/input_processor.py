@@ -170,6 +170,10 @@ class InputProcessor:
             ProcessingError: the adapter, or a library behind it, raised.
         """
         if isinstance(prompt, ProcessedPrompt):
+            if unknown := sorted(prompt.extra.keys() - self._extensions_keys.keys()):
+                raise PromptError(
+                    f"the prompt was prepared with the key {unknown[0]!r}, which this model does not take"
+                )
             return prompt
         with _preparing():
             fields = self._fields(prompt)
@@ -243,6 +247,8 @@ class InputProcessor:
         with _preparing():
             for name, read in processed.extra.items():
                 part = self._extensions_keys[name].around(part, read)
+                if not isinstance(part, RequestPart):
+                    raise ContractError(f"the prompt key {name!r}: around must return a RequestPart, got {part!r:.100}")
         return part
 
     def _part_of_model(self, processed: ProcessedPrompt) -> RequestPart:

@@ -56,7 +56,7 @@ from corellm.scheduling.block_pool import BlockPool
 from corellm.scheduling.block_user import BlockUser
 from corellm.scheduling.encoder_cache import EncoderCache
 from corellm.scheduling.scheduler import Scheduler
-from corellm.system.devices import on_device
+from corellm.system.devices import keep_float32, on_device
 from corellm.system.memory import DeviceMemory
 from corellm.system.process import usable_cpus
 from corellm.templates.renderer import TemplateRenderer
@@ -102,6 +102,7 @@ def load(config: EngineConfig, located: LocatedModel, *, check_encoders: bool = 
     with at_load(config.model.model), no_questions(), ExitStack() as on_failure:
         opened = open_model(config, located)
         on_failure.callback(opened.templates.close)
+        keep_float32(opened.context.device)
         with on_device(opened.context.device):
             model = opened.use.load(config, opened, on_failure) or _load(config, opened, on_failure)
             if check_encoders:

@@ -28,6 +28,8 @@ class ModelUse:
     """Text generation, and the base of other uses."""
 
     runs_encoder_decoders = True
+    takes_prompt_keys = True
+    """Whether prompts may have keys of extensions, for parts beside a decoder."""
     adapt_class: Callable[[type[Any]], type[Any]] | None = None
     """Returns the class to load in place of a transformers class; None for that class."""
 

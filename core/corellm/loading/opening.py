@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from corellm.config import EngineConfig
 from corellm.errors import CheckpointError, CorellmError, raised_at
 from corellm.frontend.input_processor import InputProcessor
-from corellm.frontend.prompt_key import find_prompt_keys
+from corellm.frontend.prompt_key import NO_KEYS, find_prompt_keys
 from corellm.frontend.text_tokenizer import TextTokenizer
 from corellm.hookspecs import ModelContext
 from corellm.loading import checkpoint as checkpoints
@@ -166,5 +166,5 @@ def make_input_processor(
         max_states=opened.hooks.get_max_encoder_states(),
         remote_media=remote_media,
         constraints=constraints,
-        extensions_keys=find_prompt_keys(opened.context),
+        extensions_keys=find_prompt_keys(opened.context) if opened.use.takes_prompt_keys else NO_KEYS,
     )

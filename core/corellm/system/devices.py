@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 
@@ -35,26 +35,19 @@ def for_inference(
     return run
 
 
-@contextmanager
-def on_device(device: torch.device) -> Iterator[None]:
-    """Make a GPU the current one of this thread: kernels, events and graphs belong to the current GPU.
+def on_device(device: torch.device) -> AbstractContextManager[None]:
+    """Make a GPU the current one of this thread: kernels, events and graphs belong to the current GPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
-    Convolutions and RNNs of float32 compute in float32 there. By default torch rounds their inputs to TF32,
-    which shows in the third digit of an encoder's output.
+
+def keep_float32(device: torch.device) -> None:
+    """Have a GPU's convolutions and RNNs of float32 compute in float32, in all of this process and from now on.
+
+    By default torch rounds their inputs to TF32, which shows in the third digit of an encoder's output. There is no
+    setting for a thread or a model.
     """
-    if device.type != "cuda":
-        yield
-        return
-    operations: tuple[Any, Any] = (torch.backends.cudnn.conv, torch.backends.cudnn.rnn)  # type: ignore[attr-defined]
-    before = [operation.fp32_precision for operation in operations]
-    for operation in operations:
-        operation.fp32_precision = "ieee"
-    try:
-        with torch.cuda.device(device):
-            yield
-    finally:
-        for operation, precision in zip(operations, before, strict=True):
-            operation.fp32_precision = precision
+    if device.type == "cuda":
+        torch.backends.cudnn.allow_tf32 = False
 
 
 def computes_bfloat16() -> bool:

@@ -34,10 +34,10 @@ from corellm.worker.encoder_runner import EncoderRunner
 from corellm.worker.input_batch import FlatBatch, lay_out
 from corellm.worker.item_embeddings import select_embeddings
 from corellm.worker.kv_cache import KVCache
-from corellm.worker.parts.proposals import proposer
+from corellm.worker.parts.proposals import proposals_of
 from corellm.worker.parts.step_part import StepPart
 from corellm.worker.sequence_state import SequenceState, rope_positions
-from corellm.worker.step_in_flight import StepInFlight
+from corellm.worker.step_in_flight import Propose, StepInFlight
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class ModelRunner:
         self._states: dict[str, SequenceState] = {}
         self.graphs: DecodeGraphs | None = None
         self.parts = make_parts(self)
-        self._propose = proposer(self.parts, device, vocab_size) if self.samples else None
+        self._proposals = proposals_of(self.parts, device, vocab_size) if self.samples else None
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """Run one step and wait for its result; requests that failed are in its `failed`."""
@@ -117,8 +117,7 @@ class ModelRunner:
         """Run one step as `execute` does, without waiting for its tokens."""
         step = StepInFlight(batch, self._states, self._propose)
         self.kv_cache.swap_out(batch.swap_out)
-        for part in self.parts:
-            step.result.failed.update(part.begin(batch))
+        self._begin(step)
         self.kv_cache.swap_in(batch.swap_in)
         for request_id in batch.released:
             self._states.pop(request_id, None)
@@ -138,8 +137,7 @@ class ModelRunner:
         assert self.graphs is not None
         assert before.tokens is not None
         step = StepInFlight(batch, self._states, self._propose)
-        for part in self.parts:
-            step.result.failed.update(part.begin(batch))
+        self._begin(step)
         states = [self._states[chunk.request_id] for chunk in batch.chunks]
         token_ids = before.tokens.token_ids
         if len(batch.chunks) < len(before.chunks):
@@ -153,6 +151,20 @@ class ModelRunner:
         step.chunks, step.in_flight = batch.chunks, True
         step.tokens = self.sampler.start(logits, [state.sampling for state in states], ahead=1)
         return step
+
+    @property
+    def _propose(self) -> Propose | None:
+        proposals = self._proposals
+        return proposals if proposals is not None and proposals.is_on else None
+
+    def _begin(self, step: StepInFlight) -> None:
+        for part in self.parts:
+            if failed := part.begin(step.batch):
+                step.result.failed |= {
+                    chunk.request_id: failed[chunk.request_id]
+                    for chunk in step.batch.chunks
+                    if chunk.request_id in failed
+                }
 
     # --- sequences and their items ----------------------------------------------------------------------------------
 
@@ -216,7 +228,9 @@ class ModelRunner:
         graphs = self.graphs
         if graphs is not None and graphs.fits(batch) and _is_plain_decode(chunks, states):
             logits = graphs.run(batch)
-            step.in_flight = graphs.asynchronous and self._propose is None
+            # the scheduler knows nothing yet of chunks that failed before the forward pass
+            is_whole = len(chunks) == len(step.batch.chunks)
+            step.in_flight = graphs.asynchronous and is_whole and self._propose is None
         else:
             outputs = upload(_sampled_rows(chunks, ending) if ending else np.zeros(1, np.int64), self.device)
             on_device = replace(upload_all(batch, self.device), outputs=None if _scores_prompts(states) else outputs)
@@ -225,7 +239,10 @@ class ModelRunner:
             if not ending:
                 return
             logits = self.logits(hidden if len(hidden) == len(outputs) else hidden[outputs])
-        samplings = [state for i in ending for state in states[i].sampling.along(chunks[i].drafts)]
+        if any(chunk.num_drafts for chunk in chunks):
+            samplings = [state for i in ending for state in states[i].sampling.along(chunks[i].drafts)]
+        else:
+            samplings = [states[i].sampling for i in ending]
         step.tokens = self.sampler.start(logits, samplings)
         step.chunks = [chunks[i] for i in ending]
 

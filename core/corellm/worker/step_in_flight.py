@@ -43,7 +43,8 @@ class StepInFlight:
             output, end = tokens.wait(), 0
             for chunk in self.chunks:
                 start, end = end, end + 1 + chunk.num_drafts
-                self._take(chunk, output, start)
+                if chunk.request_id not in result.failed:  # a part could not run it
+                    self._take(chunk, output, start)
             if self._propose is not None:
                 names = [chunk.request_id for chunk in self.chunks if chunk.request_id in result.sampled]
                 result.drafts.update(self._propose({name: tuple(result.sampled[name]) for name in names}))
@@ -53,8 +54,11 @@ class StepInFlight:
 
     def _take(self, chunk: SequenceChunk, output: SamplerOutput, first: int) -> None:
         """Take a chunk's tokens from row `first` on: the drafts that are what was sampled, and the token after them."""
-        if chunk.request_id in self.result.failed:
-            return  # a part could not run it
+        if not chunk.num_drafts and first not in output.failed:  # most
+            self.result.sampled[chunk.request_id] = [output.token_ids[first]]
+            if (only := output.logprobs[first]) is not None:
+                self.result.logprobs[chunk.request_id] = [only]
+            return
         sampled: list[int] = []
         logprobs: list[TokenLogprobs] = []
         for row, draft in enumerate([*chunk.drafts, None], start=first):

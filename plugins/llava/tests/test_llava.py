@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from corellm import LLM
-from corellm.system.devices import on_device
 from corellm_llava.tiny import make_tiny_checkpoint
 from corellm_testing.items import make_image
 
@@ -68,7 +67,7 @@ def test_layers_behind_the_chosen_ones_are_not_computed(
             torch.nn.init.constant_(parameter, torch.nan)
     theirs.save_pretrained(path)
     pixels = torch.randn(2, 3, 56, 56, generator=torch.Generator().manual_seed(0))
-    with LLM(str(path), dtype="float32") as llm, torch.inference_mode(), on_device(llm.engine.runner.device):
+    with LLM(str(path), dtype="float32") as llm, torch.inference_mode():
         runner = llm.engine.runner
         ours = runner.hooks.get_multimodal_embeddings(
             model=runner.model, modality="image", mm_kwargs={"pixel_values": pixels.to(runner.device)}

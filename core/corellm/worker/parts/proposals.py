@@ -13,12 +13,11 @@ import torch
 from corellm.errors import ConfigError
 from corellm.system.devices import for_inference
 from corellm.worker.parts.step_part import StepPart
-from corellm.worker.step_in_flight import Propose
 
 logger = logging.getLogger(__name__)
 
 
-def proposer(parts: Sequence[StepPart], device: torch.device, vocab_size: int) -> Propose | None:
+def proposals_of(parts: Sequence[StepPart], device: torch.device, vocab_size: int) -> Proposals | None:
     """Return what makes drafts of sampled tokens; None if no part proposes any.
 
     Args:
@@ -44,22 +43,23 @@ class Proposals:
     """Asks a part for drafts, until it fails.
 
     Args:
-        part, device, vocab_size: see `proposer`.
+        part, device, vocab_size: see `proposals_of`.
+
+    Attributes:
+        is_on: whether the part has not failed.
     """
 
     def __init__(self, part: StepPart, device: torch.device, vocab_size: int) -> None:
         self.device, self._part, self._vocab_size = device, part, vocab_size
-        self._has_failed = False
+        self.is_on = True
 
     @for_inference
     def __call__(self, sampled: Mapping[str, Sequence[int]]) -> Mapping[str, list[int]]:
         """Return drafts that the next step can check."""
-        if self._has_failed:
-            return {}
         try:
             return {name: self._usable(drafts) for name, drafts in self._part.propose(sampled).items()}
         except Exception:
-            self._has_failed = True
+            self.is_on = False
             logger.warning("%s failed; there are no drafts any more", type(self._part).__name__, exc_info=True)
             return {}
 

@@ -32,15 +32,15 @@ class StepPart:
         having been `new`.
 
         Returns:
-            Errors of requests that the part cannot run, by id: those fail, and the step goes on without them. An error
-            that is raised ends the engine.
+            Errors of requests that the part cannot run, by id: those of this step's chunks fail, and it goes on without
+            them; others are passed over, and can be returned again. An error that is raised ends the engine.
         """
         return {}
 
     def lay_out(self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> FlatBatch:
         """Return a step that is still on the host, with the part's own.
 
-        Of the methods around the decoder this alone runs when a captured step is replayed. What the part's additions to
+        Of the methods around the decoder this alone runs when a captured step is replayed (`attention` ran at capture). What the part's additions to
         linear layers read there (`corellm.modelling.linear_additions`) must be at the address that it had at capture.
         """
         return batch

@@ -75,10 +75,11 @@ class PoolingUse(ModelUse):
         return generative_names(architecture)
 
     def settle_config(self, hf_config: Any, architectures: Sequence[str]) -> None:
-        """Give the model the name that generates text: by that a family's adapter knows it."""
+        """Give a decoder the name that generates text: by that a family's adapter knows it."""
         from corellm.modelling.configurations import is_text_encoder
 
-        if not is_text_encoder(hf_config):
+        self.takes_prompt_keys = not is_text_encoder(hf_config)
+        if self.takes_prompt_keys:
             hf_config.architectures = list(architectures)
 
     def input_processor(self, context: ModelContext, max_model_len: int) -> Callable[..., InputProcessor]:
