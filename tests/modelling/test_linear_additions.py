@@ -6,7 +6,6 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,12 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from corellm import LLM, SamplingParams
 from corellm.engine.process.client import ProcessLLM
 from corellm.errors import BrokenPluginError, ContractError, CorellmError, PromptError, RequestFailedError
-from corellm.hookspecs import hookimpl
 from corellm.loading.dummy_steps import capture_graphs
 from corellm.loading.packed_linear import PackedLinear
 from corellm.modelling.linear_additions import AddedLinear, LinearAdditions
 from corellm.plugin.extensions import load_extensions
 from corellm.quantization import Int8Linear
 from corellm.scheduling.batch import ScheduledBatch
-from corellm.scheduling.part_around import PartAround
-from corellm.scheduling.request_part import RequestPart
 from corellm.text_models.tiny import make_tiny_checkpoint
 from corellm.worker.model_runner import ModelRunner
 from corellm_kernels.cpu import library
@@ -38,6 +34,7 @@ from corellm_kernels.fusion.mlp import FusedGatedMLP
 from corellm_kernels.gpu.kernel_set import GPU_KERNELS
 from corellm_testing.reference import Continuation, generate_one
 from tests.modelling.low_rank import AdapterKey, Factors, LowRank, Products, make_factors
+from tests.modelling.other_key import OtherKey
 from tests.text_models.parity import PROMPTS
 from tests.worker.replayed_graph import ReplayedGraph
 from tests.worker.tensor_attention import TensorAttention
@@ -270,37 +267,10 @@ def test_a_request_that_fails_gives_nobody_its_token(path: Path, monkeypatch: py
             assert found == wanted
 
 
-@dataclass(frozen=True)
-class Other(PartAround):
-    """What another extension makes of a request."""
-
-
-class OtherKey:
-    """A key of another extension."""
-
-    name = "other"
-
-    def read(self, value: Any) -> bool:
-        return bool(value)
-
-    def around(self, part: RequestPart, read: bool) -> RequestPart:
-        return Other(part)
-
-
-class OtherExtension:
-    @hookimpl
-    def offer_prompt_key(self) -> OtherKey:
-        return OtherKey()
-
-
 def test_keys_of_two_extensions(path: Path, wanted: list[Continuation]) -> None:
     """Each finds its own, in whatever order they are around a request's part; a prepared prompt keeps them."""
-    manager = load_extensions()
-    manager.register(OtherExtension(), name="the extension 'other' of tests")
-    try:
+    with OtherKey().installed():
         llm = engine(path, 1)
-    finally:
-        manager.unregister(name="the extension 'other' of tests")
     params = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True)
     with llm, LLM(str(path)) as without:
         inputs = llm.engine.input_processor
@@ -311,7 +281,7 @@ def test_keys_of_two_extensions(path: Path, wanted: list[Continuation]) -> None:
             assert [output.outputs[0].token_ids for output in outputs] == [want.token_ids for want in wanted]
         part = next(part for part in llm.engine.runner.parts if isinstance(part, Products))
         assert part.most_at_once == 1
-        with pytest.raises(PromptError, match="prepared with the key 'adapter', which this model does not take"):
+        with pytest.raises(PromptError, match="prepared with the key 'adapter', which is unknown here"):
             without.generate(prepared[1], params, use_tqdm=False)
 
 

@@ -171,9 +171,7 @@ class InputProcessor:
         """
         if isinstance(prompt, ProcessedPrompt):
             if unknown := sorted(prompt.extra.keys() - self._extensions_keys.keys()):
-                raise PromptError(
-                    f"the prompt was prepared with the key {unknown[0]!r}, which this model does not take"
-                )
+                raise PromptError(f"the prompt was prepared with the key {unknown[0]!r}, which is unknown here")
             return prompt
         with _preparing():
             fields = self._fields(prompt)

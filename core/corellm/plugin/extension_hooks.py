@@ -84,8 +84,8 @@ def fuse_layers(
 ) -> list[str] | None:
     """Replace layers of a loaded model by faster ones that compute the same.
 
-    Called once per loaded model, if the operator has not switched it off (`fuse_layers=False`). A module that joins linear
-    layers into one says where each is (`corellm.plain_linears.JoinedOutputs`): additions know them by their names.
+    Called once per loaded model, if the operator has not switched it off (`fuse_layers=False`). A module that joins
+    linear layers says where each is (`corellm.plain_linears.JoinedOutputs`): additions know them by their names.
 
     Args:
         model: the result of the adapter's `load_model`, on the device; changed in place.

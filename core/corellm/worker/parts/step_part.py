@@ -40,8 +40,9 @@ class StepPart:
     def lay_out(self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> FlatBatch:
         """Return a step that is still on the host, with the part's own.
 
-        Of the methods around the decoder this alone runs when a captured step is replayed (`attention` ran at capture). What the part's additions to
-        linear layers read there (`corellm.modelling.linear_additions`) must be at the address that it had at capture.
+        Of the methods around the decoder this alone runs when a captured step is replayed (`attention` ran at capture).
+        What the part's additions to linear layers read there (`corellm.modelling.linear_additions`) must be at the
+        address that it had at capture.
         """
         return batch
 
