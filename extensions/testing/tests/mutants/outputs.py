@@ -257,7 +257,7 @@ MUTANTS = (
         old="    adapter = Llava\n",
         new="""    adapter = Llava
 
-    class reference(__import__("corellm_testing").testing.Reference):
+    class reference(__import__("corellm_testing").Reference):
         @__import__("functools").cached_property
         def model(self):
             model = super().model

@@ -130,7 +130,7 @@ MUTANTS = (
         old="    adapter = Llava\n",
         new="""    adapter = Llava
 
-    class reference(__import__("corellm_testing").testing.Reference):
+    class reference(__import__("corellm_testing").Reference):
         def process(self, text, media, kwargs):
             import torch
 

@@ -47,7 +47,7 @@ MUTANTS = (
         old="    adapter = Llava\n",
         new="""    adapter = Llava
 
-    class reference(__import__("corellm_testing").testing.Reference):
+    class reference(__import__("corellm_testing").Reference):
         def process(self, text, media, kwargs):
             if not media:
                 raise ValueError("images are expected")
