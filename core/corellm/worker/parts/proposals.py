@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def proposals_of(parts: Sequence[StepPart], device: torch.device, vocab_size: int) -> Proposals | None:
-    """Return what makes drafts of sampled tokens; None if no part proposes any.
+    """Return what makes drafts of sampled tokens; None if no part proposes any, or another cannot take tokens back.
 
     Args:
         parts: of a worker.
@@ -26,7 +26,7 @@ def proposals_of(parts: Sequence[StepPart], device: torch.device, vocab_size: in
         vocab_size: drafts from the first token on that is not below it are left out.
 
     Raises:
-        ConfigError: two parts propose, or another part cannot take tokens back.
+        ConfigError: two parts propose.
     """
     proposing = [part for part in parts if part.most_drafts]
     if not proposing:
@@ -35,7 +35,8 @@ def proposals_of(parts: Sequence[StepPart], device: torch.device, vocab_size: in
     if len(proposing) > 1:
         raise ConfigError(f"{names} draft tokens, one of which can; uninstall the other extension")
     if reasons := [part.irreversible for part in parts if part.irreversible]:
-        raise ConfigError(f"{names} drafts tokens, and this model cannot check them: {reasons[0]}; uninstall it")
+        logger.warning("%s drafts no tokens for this model, which could not take them back: %s", names, reasons[0])
+        return None
     return Proposals(proposing[0], device, vocab_size)
 
 
