@@ -24,9 +24,10 @@ class Addition(Protocol):
     depend on that row and its sequence alone, bit for bit: each row's sums are made in one order, whatever the number
     of rows and whatever is added to others. A row without an addition stays as it is, or gets zeros.
 
-    A captured step has a row for each sequence, in the order of its chunks, and perhaps rows of padding behind them,
-    whose outputs nobody reads. Its Python runs once: whose rows they are it must find in memory that keeps its address,
-    which the part fills in `StepPart.lay_out`. A part that cannot do so says `uncapturable`.
+    In a captured step (a CUDA graph, or a recorded plan on a CPU) there is a row for each sequence, in the order of the
+    chunks, then perhaps rows of padding, which are ignored. This method is called when the step is captured, not when
+    it is replayed. It therefore reads which sequence a row belongs to from a tensor at a fixed address, and
+    `StepPart.lay_out` fills that tensor before each step. A part that cannot do so states `uncapturable`.
     """
 
     def __call__(self, x: Tensor, output: Tensor) -> None:

@@ -92,7 +92,7 @@ class SequenceChunk:
 
     @property
     def drafts(self) -> Sequence[int]:
-        """Those tokens."""
+        """The last `num_drafts` of `token_ids`."""
         return self.token_ids[self.num_tokens - self.num_drafts :] if self.num_drafts else ()
 
 

@@ -64,7 +64,7 @@ class Add(_Message):
     decoder: DecoderPrompt | None = None
     """What the decoder of an encoder-decoder begins with."""
     extra: dict[str, Any] = {}
-    """What an extension keeps of the prompt."""
+    """What extensions read of their own keys of the prompt, by key."""
 
 
 class Abort(_Message):

@@ -33,7 +33,7 @@ def proposals_of(parts: Sequence[StepPart], device: torch.device, vocab_size: in
         return None
     names = " and ".join(type(part).__name__ for part in proposing)
     if len(proposing) > 1:
-        raise ConfigError(f"{names} draft tokens, one of which can; uninstall the other extension")
+        raise ConfigError(f"{names} all propose drafts, and a model takes those of one part; uninstall the others")
     if reasons := [part.irreversible for part in parts if part.irreversible]:
         logger.warning("%s drafts no tokens for this model, which could not take them back: %s", names, reasons[0])
         return None
