@@ -12,14 +12,16 @@ from random import Random
 from typing import Any
 
 import pytest
+import torch
 
 from corellm import LLM, SamplingParams
-from corellm.errors import CorellmError
+from corellm.errors import ConfigError, CorellmError
 from corellm.hookspecs import hookimpl
 from corellm.outputs import RequestOutput
 from corellm.plugin.extensions import load_extensions
 from corellm.scheduling.batch import NewSequence, ScheduledBatch
 from corellm.text_models.tiny import make_tiny_checkpoint
+from corellm.worker.parts.proposals import proposals_of
 from corellm.worker.parts.step_part import StepPart
 from tests.fixtures import random_image
 from tests.sampling.automaton import automata, automaton
@@ -162,6 +164,12 @@ def test_a_model_that_cannot_go_back_is_not_drafted_for(tmp_path: Path, caplog: 
     assert [told(output) for output in found] == [told(output) for output in wanted]
     assert part.num_drafts == 0
     assert "Guesses drafts no tokens for this model, which could not take them back: layers of this" in caplog.text
+
+
+def test_two_parts_that_propose_are_refused() -> None:
+    """Each would count on its own drafts being checked."""
+    with pytest.raises(ConfigError, match="Guesses and Broken all propose drafts"):
+        proposals_of([Guesses({}), StepPart(), Broken({})], torch.device("cpu"), 10)
 
 
 class Broken(Guesses):
