@@ -19,11 +19,11 @@ from corellm.engine.at_exit import stop_at_exit
 from corellm.engine.llm_engine import LLMEngine
 from corellm.engine.maintenance import Maintenance
 from corellm.errors import (
+    AbsentMethodError,
     ConfigError,
     CorellmError,
     EngineDeadError,
     InvalidParameterError,
-    MissingExtraError,
     RequestError,
 )
 from corellm.frontend.chat_processor import AllowedSpecial
@@ -68,7 +68,7 @@ class _CallOfExtension:
         for _, calls in call_extensions("offer_calls", lambda calls: True, llm=llm):
             if hasattr(calls, self._name):
                 return getattr(calls, self._name)
-        raise MissingExtraError(
+        raise AbsentMethodError(
             f"LLM.{self._name} comes with corellm-{self._folder}; from a checkout: pip install "
             f"./extensions/{self._folder}"
         )

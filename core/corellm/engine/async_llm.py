@@ -203,8 +203,8 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
         """Pool a prompt, with a model that was loaded for it; yields one output. Otherwise like `generate`."""
         prepare = partial(self.engine.input_processor.process, prompt, priority=priority)
-        stream: Any = self._stream(prepare, _takes_long(prompt), pooling_params, request_id)
-        async with contextlib.aclosing(stream) as outputs:
+        takes_long = _takes_long(prompt)
+        async with contextlib.aclosing(self._stream(prepare, takes_long, pooling_params, request_id)) as outputs:
             async for output in outputs:
                 yield output
 
@@ -246,9 +246,9 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
         self,
         prepare: Callable[[], ProcessedPrompt],
         takes_long: bool | None,
-        params: SamplingParams | PoolingParams | None,
+        params: Any,
         request_id: str | None,
-    ) -> AsyncGenerator[RequestOutput, None]:
+    ) -> AsyncGenerator[Any, None]:
         arrival_time = time.monotonic()
         params = self.engine.own_params(params)
         check_process()

@@ -71,11 +71,12 @@ def _use(config: ModelConfig, path: Path, architectures: tuple[str, ...]) -> Mod
     if offers:
         use: ModelUse = offers[0][1]
         return use
-    if config.runner not in ("auto", "generate") or config.convert not in ("auto", "none"):
-        raise MissingExtraError(
-            f"runner={config.runner!r:.100}, convert={config.convert!r:.100}: this needs corellm-pooling; from a "
-            "checkout: pip install ./extensions/pooling"
-        )
+    generating = {"runner": ("auto", "generate"), "convert": ("auto", "none"), "pooler_config": (None,)}
+    for name, values in generating.items():
+        if (value := getattr(config, name)) not in values:
+            raise MissingExtraError(
+                f"{name}={value!r:.100} needs corellm-pooling; from a checkout: pip install ./extensions/pooling"
+            )
     return ModelUse()
 
 

@@ -18,6 +18,7 @@ from corellm.sampling_params import SamplingParams, params_copy
 if TYPE_CHECKING:  # most import torch
     from corellm.config import EngineConfig
     from corellm.engine.llm_engine import LLMEngine
+    from corellm.engine.process.codec import RequestCodec
     from corellm.hookspecs import ModelContext
     from corellm.loading.loading import LoadedModel
     from corellm.loading.opening import OpenedModel
@@ -36,6 +37,11 @@ class ModelUse:
     @property
     def engine_class(self) -> type[LLMEngine] | None:
         """The engine that serves the model; None for `LLMEngine`."""
+        return None
+
+    @property
+    def codec(self) -> RequestCodec | None:
+        """How requests go to and from an engine in another process; None for `RequestCodec`."""
         return None
 
     @property

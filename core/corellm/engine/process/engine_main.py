@@ -18,11 +18,14 @@ import sys
 import time
 from typing import Any
 
+import msgspec
+
 from corellm.engine import maintenance
 from corellm.engine.llm_engine import LLMEngine
 from corellm.engine.metrics import read_metrics
 from corellm.engine.process import messages
 from corellm.engine.process.channel import MAX_MESSAGE_BYTES, Channel
+from corellm.engine.process.codec import RequestCodec
 from corellm.engine.process.faults import to_fault
 from corellm.engine.process.items import unpack_items
 from corellm.engine.process.messages import (
@@ -32,15 +35,12 @@ from corellm.engine.process.messages import (
     Delta,
     Failed,
     Outputs,
-    Pooled,
     Ready,
     Returned,
     Start,
 )
 from corellm.errors import CorellmError, EngineDeadError, RequestFailedError
 from corellm.frontend.input_processor import ProcessedPrompt
-from corellm.outputs import RequestOutput
-from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from corellm.system.log_format import set_up_log
 
 logger = logging.getLogger(__name__)
@@ -54,6 +54,8 @@ class EngineLoop:
 
     def __init__(self, engine: LLMEngine, channel: Channel) -> None:
         self._engine, self._channel = engine, channel
+        self._codec = engine.use.codec or RequestCodec()
+        self._params: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(self._codec.params_type)
         self._num_steps = 0
         self._last_sent = 0.0
 
@@ -71,12 +73,12 @@ class EngineLoop:
                 return
             for data, file in received:
                 self._take(data, file)
-            outputs: list[RequestOutput] = []
+            outputs: list[Any] = []
             if engine.has_unfinished_requests():
                 outputs = engine.step()
                 self._num_steps += 1
             if outputs or time.monotonic() - self._last_sent >= BEAT_SECONDS:
-                self._send([_delta(output) for output in outputs])
+                self._send([self._codec.delta(output) for output in outputs])
 
     def _take(self, data: bytes, file: int | None) -> None:
         message = messages.decode_to_engine(data)
@@ -94,7 +96,7 @@ class EngineLoop:
             prompt = ProcessedPrompt(
                 None, message.token_ids, features, salt, priority, decoder=message.decoder, extra=message.extra
             )
-            params: Any = message.pooling_params or message.params
+            params = self._params.decode(message.params)
             self._engine.add_prepared(message.request_id, prompt, params, arrival_time=message.arrival_time)
         except Exception as error:  # no request may end the engine
             logger.debug("a request was refused", exc_info=True)
@@ -137,33 +139,6 @@ class EngineLoop:
                 "log-probabilities, or for the results of fewer tokens"
             )
             self._send([Delta(deltas[0].request_id, [], True, fault=to_fault(error))])
-
-
-def _delta(output: RequestOutput | PoolingRequestOutput[PoolingOutput]) -> Delta:
-    if isinstance(output, PoolingRequestOutput):
-        return _pooled_delta(output)
-    return Delta(
-        output.request_id,
-        output.outputs,
-        output.finished,
-        output.num_cached_tokens,
-        output.metrics if output.finished else None,
-        output.prompt_logprobs,
-        None if output.error is None else to_fault(output.error),
-    )
-
-
-def _pooled_delta(output: PoolingRequestOutput[PoolingOutput]) -> Delta:
-    data = None if output.outputs is None else output.outputs.data
-    return Delta(
-        output.request_id,
-        [],
-        True,
-        output.num_cached_tokens,
-        output.metrics,
-        fault=None if output.error is None else to_fault(output.error),
-        pooled=None if data is None else Pooled(data.shape, data.tobytes()),
-    )
 
 
 def _ready(engine: LLMEngine) -> Ready:

@@ -15,8 +15,6 @@ from corellm.hookspecs import DecoderPrompt
 from corellm.multimodal.fields import MultiModalField
 from corellm.multimodal.inputs import PlaceholderRange
 from corellm.outputs import CompletionOutput, PositionLogprobs, RequestMetrics
-from corellm.pooling_params import PoolingParams
-from corellm.sampling_params import SamplingParams
 
 MaintenanceMethod = Literal["reset_prefix_cache", "reset_mm_cache", "get_metrics", "start_profile", "stop_profile"]
 
@@ -53,14 +51,13 @@ class Add(_Message):
 
     request_id: str
     token_ids: list[int]
-    params: SamplingParams | None
-    """None for a request of a model that pools."""
+    params: msgspec.Raw
+    """Of the codec's `params_type`."""
     items: list[Item]
     cache_salt: str | None
     priority: int
     arrival_time: float
     """Seconds of `time.monotonic()`, which is the same in all processes."""
-    pooling_params: PoolingParams | None = None
     decoder: DecoderPrompt | None = None
     """What the decoder of an encoder-decoder begins with."""
     extra: dict[str, Any] = {}
@@ -101,7 +98,7 @@ class Ready(_Message):
     reads_pairs: bool
 
 
-class Pooled(msgspec.Struct, array_like=True):
+class Array(msgspec.Struct, array_like=True):
     """An array of float32."""
 
     shape: tuple[int, ...]
@@ -119,8 +116,8 @@ class Delta(msgspec.Struct, array_like=True):
     """With the last delta only: they would be half of all others."""
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     fault: Fault | None = None
-    pooled: Pooled | None = None
-    """The result of a request that was pooled."""
+    result: Array | None = None
+    """What a use other than text generation makes of the prompt."""
 
 
 class Outputs(_Message):

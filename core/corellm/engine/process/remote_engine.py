@@ -15,14 +15,16 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import fields
-from typing import Any, cast
+from typing import Any
+
+import msgspec
 
 from corellm.config import EngineConfig
 from corellm.engine.process import messages
 from corellm.engine.process.channel import MAX_MESSAGE_BYTES
+from corellm.engine.process.codec import InFlightRequest, RequestCodec
 from corellm.engine.process.faults import to_error
 from corellm.engine.process.front_end import open_front_end, refuse_early
-from corellm.engine.process.in_flight import InFlightRequest, PooledInFlight
 from corellm.engine.process.items import pack_items
 from corellm.engine.process.messages import (
     Abort,
@@ -38,9 +40,7 @@ from corellm.engine.process.process import END_SECONDS, Process
 from corellm.errors import ConfigError, EngineDeadError, PromptTooLongError
 from corellm.frontend.input_processor import ProcessedPrompt
 from corellm.loading.locating import locate
-from corellm.outputs import RequestOutput
-from corellm.pooling_params import PoolingParams
-from corellm.sampling_params import RequestOutputKind, SamplingParams
+from corellm.sampling_params import SamplingParams
 from corellm.system.log_format import is_json
 from corellm.system.process import collector_paused, set_up_threads
 
@@ -81,9 +81,10 @@ class RemoteEngine:
         self.num_steps = 0
         """Steps that the engine finished."""
         self.use = located.use
+        self._codec = located.use.codec or RequestCodec()
         self._default_params = located.sampling
         self._last_heard = time.monotonic()
-        self._requests: dict[str, InFlightRequest | PooledInFlight] = {}
+        self._requests: dict[str, InFlightRequest] = {}
         self._calls: dict[int, Future[Any]] = {}
         self._call_numbers = itertools.count()
         self._reader: threading.Thread | None = None
@@ -127,23 +128,15 @@ class RemoteEngine:
         """As `LLMEngine.reads_pairs`."""
         return self.sizes.reads_pairs
 
-    def own_params(self, given: SamplingParams | PoolingParams | None) -> SamplingParams | PoolingParams:
-        """As `LLMEngine.own_params`; what the model's pooler refuses comes as an output."""
-        own: SamplingParams | PoolingParams = self.use.own_params(given, self._default_params, self.tasks)
-        return own
+    def own_params(self, given: Any) -> Any:
+        """As `LLMEngine.own_params`; what the loaded model alone can refuse comes as an output."""
+        return self.use.own_params(given, self._default_params, self.tasks)
 
     def has_unfinished_requests(self) -> bool:
         """False: no step is to be made in this process."""
         return False
 
-    def add_prepared(
-        self,
-        request_id: str,
-        prompt: ProcessedPrompt,
-        params: SamplingParams | PoolingParams,
-        *,
-        arrival_time: float,
-    ) -> None:
+    def add_prepared(self, request_id: str, prompt: ProcessedPrompt, params: Any, *, arrival_time: float) -> None:
         """As `LLMEngine.add_prepared`; what the engine refuses comes as an output.
 
         Raises:
@@ -151,29 +144,22 @@ class RemoteEngine:
             EngineDeadError: the process ended.
         """
         prompt, params = self.use.ready(prompt, params, self.sizes.max_total_tokens, self.input_processor)
-        if isinstance(params, PoolingParams):
-            self._add(request_id, prompt, PooledInFlight(prompt), None, params, arrival_time)
-            return
-        joins = params.output_kind is RequestOutputKind.CUMULATIVE
-        if joins:
-            params.output_kind = RequestOutputKind.DELTA
-        self._add(request_id, prompt, InFlightRequest(prompt, joins=joins), params, None, arrival_time)
-
-    def _add(
-        self,
-        request_id: str,
-        prompt: ProcessedPrompt,
-        in_flight: InFlightRequest | PooledInFlight,
-        params: SamplingParams | None,
-        pooling_params: PoolingParams | None,
-        arrival_time: float,
-    ) -> None:
+        in_flight = self._codec.in_flight(prompt, params)
         items, file = pack_items(prompt.features)
-        salt, priority = prompt.cache_salt, prompt.priority
         try:
-            message = Add(request_id, prompt.token_ids, params, items, salt, priority, arrival_time, pooling_params)
-            message.decoder, message.extra = prompt.decoder, prompt.extra
-            data = messages.encode(message)
+            data = messages.encode(
+                Add(
+                    request_id,
+                    prompt.token_ids,
+                    msgspec.Raw(messages.encode(params)),
+                    items,
+                    prompt.cache_salt,
+                    prompt.priority,
+                    arrival_time,
+                    prompt.decoder,
+                    prompt.extra,
+                )
+            )
             if len(data) > MAX_MESSAGE_BYTES:
                 raise PromptTooLongError(f"the prompt has {len(prompt.token_ids)} tokens; shorten it")
             self._requests[request_id] = in_flight
@@ -225,7 +211,7 @@ class RemoteEngine:
             raise EngineDeadError("the engine's process ended") from error
 
     def start_reading(
-        self, deliver: Callable[[list[RequestOutput]], None], report_end: Callable[[EngineDeadError], None]
+        self, deliver: Callable[[list[Any]], None], report_end: Callable[[EngineDeadError], None]
     ) -> None:
         """Deliver outputs from now on, and at last why the engine ended; both are called in a thread of their own."""
         self._reader = threading.Thread(
@@ -233,9 +219,7 @@ class RemoteEngine:
         )
         self._reader.start()
 
-    def _read(
-        self, deliver: Callable[[list[RequestOutput]], None], report_end: Callable[[EngineDeadError], None]
-    ) -> None:
+    def _read(self, deliver: Callable[[list[Any]], None], report_end: Callable[[EngineDeadError], None]) -> None:
         reason: EngineDeadError | None = None
         try:
             while True:
@@ -257,7 +241,7 @@ class RemoteEngine:
             reason = EngineDeadError(f"the engine's messages cannot be read: {error}")
         report_end(reason)
 
-    def _deliver(self, message: Outputs, deliver: Callable[[list[RequestOutput]], None]) -> None:
+    def _deliver(self, message: Outputs, deliver: Callable[[list[Any]], None]) -> None:
         self.num_steps = message.num_steps
         outputs = []
         for delta in message.deltas:
@@ -266,7 +250,7 @@ class RemoteEngine:
                 continue  # aborted meanwhile
             if delta.finished:
                 self._requests.pop(delta.request_id, None)
-            outputs.append(cast(RequestOutput, request.output(delta)))
+            outputs.append(request.output(delta))
         deliver(outputs)
 
     def _return(self, message: Returned) -> None:

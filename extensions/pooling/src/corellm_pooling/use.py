@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from corellm.loading.loading import LoadedModel
     from corellm.loading.opening import OpenedModel
     from corellm.worker.model_runner import ModelRunner
+    from corellm_pooling.codec import PooledCodec
     from corellm_pooling.engine import PoolingEngine
 
 
@@ -67,6 +68,13 @@ class PoolingUse(ModelUse):
         from corellm_pooling.engine import PoolingEngine
 
         return PoolingEngine
+
+    @property
+    def codec(self) -> PooledCodec:
+        """How requests go to and from an engine in another process."""
+        from corellm_pooling.codec import PooledCodec
+
+        return PooledCodec()
 
     # --- the load ---------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,88 @@
+"""How the parameters and the outputs of requests go through messages: those of text here; another use of a model brings
+its own codec (`ModelUse.codec`).
+
+Knows what the engine's process is not asked to send back: the prompt, and what it sent before.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from corellm.engine.process.faults import to_error, to_fault
+from corellm.engine.process.messages import Delta
+from corellm.frontend.input_processor import ProcessedPrompt
+from corellm.multimodal.inputs import PlaceholderRange
+from corellm.outputs import RequestOutput
+from corellm.sampling_params import RequestOutputKind, SamplingParams
+
+
+class InFlightRequest(Protocol):
+    """A request in the engine's process, seen from the API process."""
+
+    def output(self, delta: Delta) -> Any:
+        """Return the output that a delta makes."""
+
+
+class RequestCodec:
+    """Text generation, and the base of other codecs: deltas of outputs go out, and are joined again."""
+
+    params_type: type = SamplingParams
+    """A dataclass that msgspec encodes."""
+
+    def in_flight(self, prompt: ProcessedPrompt, params: Any) -> InFlightRequest:
+        """Return what makes outputs of deltas; sets the parameters to ask for deltas.
+
+        Args:
+            prompt: as it is sent.
+            params: the request's own.
+        """
+        joins = params.output_kind is RequestOutputKind.CUMULATIVE
+        if joins:
+            params.output_kind = RequestOutputKind.DELTA
+        return _Completions(prompt, joins=joins)
+
+    def delta(self, output: Any) -> Delta:
+        """Return what is new in an output of the engine."""
+        return Delta(
+            output.request_id,
+            output.outputs,
+            output.finished,
+            output.num_cached_tokens,
+            output.metrics if output.finished else None,
+            output.prompt_logprobs,
+            None if output.error is None else to_fault(output.error),
+        )
+
+
+class _Completions:
+    """A request for text.
+
+    Args:
+        prompt: as it was sent.
+        joins: whether outputs hold everything so far.
+    """
+
+    def __init__(self, prompt: ProcessedPrompt, *, joins: bool) -> None:
+        self._prompt, self._joins = prompt, joins
+        self._placeholders: dict[str, list[PlaceholderRange]] = {}
+        for feature in prompt.features:
+            self._placeholders.setdefault(feature.modality, []).append(feature.placeholder)
+        self._newest: RequestOutput | None = None
+
+    def output(self, delta: Delta) -> RequestOutput:
+        """Return the output that a delta makes."""
+        output = RequestOutput(
+            delta.request_id,
+            self._prompt.text,
+            self._prompt.token_ids,
+            delta.outputs,
+            delta.finished,
+            delta.prompt_logprobs,
+            delta.metrics,
+            delta.num_cached_tokens,
+            self._placeholders,
+            None if delta.fault is None else to_error(delta.fault),
+        )
+        if self._joins:
+            self._newest = output = output if self._newest is None else self._newest.followed_by(output)
+        return output
