@@ -20,7 +20,8 @@ VLLM_LINES = {"llava": 741, "blip2": 707, "qwen_vl": 1875}
 """`wc -l` of the family's model file in vLLM, counted once; for `qwen_vl` that of Qwen2-VL alone."""
 
 NAMES = {
-    "encoder-decoders": r"(?i)encoder[- _]?decoder|encoder_?prompt|encoder_?states|max_states|num_states|attend_states",
+    "encoder-decoders": r"(?i)encoder[- _]?decoder|encoder_?prompt|encoder_?states|max_states|num_states|"
+    r"cross_?attend|cross_?attention",
     "spans": r"\b[Ss]pans?\b|_spans?\b|\bspans?_",
     "blocks of windows": r"(?i)window_?blocks|window_layers|(?<!re)placed_|\bWindows\b|parts\.windows",
     "recurrent states": r"(?i)recurrent",

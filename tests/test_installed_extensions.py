@@ -175,6 +175,17 @@ def test_a_broken_one_takes_no_command_of_others(install: Install, capsys: pytes
     assert "'mine' of quitter" in told.err
 
 
+def test_a_command_of_corellms_own_is_kept(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever the name of the stranger's distribution that registers it, too."""
+    install("a-stranger", hook("register_commands", "subparsers.add_parser('serve')", "self, subparsers"))
+    with pytest.raises(SystemExit, match="0"):
+        main(["serve", "--help"])
+    told = capsys.readouterr()
+    assert "--max-num-seqs" in told.out
+    assert "'mine' of a-stranger" in told.err
+    assert "conflicting subparser" in told.err
+
+
 def test_two_uses_of_a_checkpoint(install: Install, tiny_llava: Path) -> None:
     """Neither wins silently."""
     for name in ("first", "second"):

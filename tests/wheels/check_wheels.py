@@ -204,8 +204,12 @@ def check_pooling(work: Path, wheels: Wheels) -> None:
     expect("corellm-pooling", environment.corellm("plugins"))
     expect('"embedding"', environment.corellm("embed", "demo", "a red star", "--format", "jsonl"))
     environment.pip("uninstall", "--yes", "corellm-pooling")
-    code = "from corellm import LLM; LLM('demo').embed('a red star')"
-    expect("pip install ./extensions/pooling", environment.python("-c", code, status=1))
+    code = "from corellm import LLM; llm = LLM('demo'); print(hasattr(llm, 'embed')); llm.embed('a red star')"
+    told = environment.python("-c", code, status=1)
+    expect("False", told)
+    expect("pip install ./extensions/pooling", told)
+    code = "from corellm import LLM; LLM('demo', pooler_config={'pooling_type': 'MEAN'})"
+    expect("pooler_config={'pooling_type': 'MEAN'} needs corellm-pooling", environment.python("-c", code, status=1))
     print("corellm-pooling: embeds, and is missed where it is not", flush=True)
 
 
@@ -239,7 +243,7 @@ def check_vllm(work: Path, wheels: Wheels) -> None:
     (environment.root / "script.py").write_text(FROM_VLLM, encoding="utf-8")
     output = environment.python("script.py", status=1)
     expect("tokens: ", output)
-    expect("corellm.errors.MissingExtraError: LLM.embed comes with corellm-pooling", output)
+    expect("corellm.errors.AbsentMethodError: LLM.embed comes with corellm-pooling", output)
     print("corellm-vllm alone:", output.strip().splitlines()[-1], flush=True)
 
 

@@ -64,7 +64,7 @@ class AttentionMetadata:
 
 
 @dataclass(frozen=True)
-class StatesMetadata:
+class CrossAttentionMetadata:
     """Which states of encoders each sequence of a flat batch attends to; the same for all layers of a step."""
 
     query_lens: list[int]
@@ -208,7 +208,7 @@ class AttentionBackend(ABC):
             `[num_tokens, num_heads, head_size]`.
         """
 
-    def attend_states(self, call: AttentionCall, cache: LayerCache, metadata: StatesMetadata) -> Tensor:
+    def cross_attend(self, call: AttentionCall, cache: LayerCache, metadata: CrossAttentionMetadata) -> Tensor:
         """Attend to the states of encoders, which are in the cache: not causal, and nothing is written.
 
         The default is plain torch, one sequence after another.
@@ -221,6 +221,6 @@ class AttentionBackend(ABC):
         Returns:
             `[num_tokens, num_heads, head_size]`.
         """
-        from corellm.attention.states import attend_states
+        from corellm.attention.cross_attention import cross_attend
 
-        return attend_states(call, cache, metadata)
+        return cross_attend(call, cache, metadata)

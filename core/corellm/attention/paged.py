@@ -17,7 +17,7 @@ from corellm.attention.backend import AttentionBackend, AttentionCall, Attention
 from corellm.errors import ContractError
 
 if TYPE_CHECKING:
-    from corellm.attention.states import StatesAttention
+    from corellm.attention.cross_attention import CrossAttention
 
 ATTENTION_NAME = "corellm_paged"
 
@@ -25,7 +25,7 @@ ATTENTION_NAME = "corellm_paged"
 class PagedStep(Protocol):
     """What a forward pass gets as `paged`."""
 
-    states: StatesAttention | None = None
+    states: CrossAttention | None = None
     """How layers attend to encoders' states, of an encoder-decoder."""
 
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
@@ -52,7 +52,7 @@ class PagedAttention(PagedStep):
     placed: AttentionMetadata | None = None
     """`metadata` for `placed_layers`, in which blocks have places of their own."""
     placed_layers: frozenset[int] = frozenset()
-    states: StatesAttention | None = None
+    states: CrossAttention | None = None
 
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
         """See `PagedStep`."""

@@ -19,8 +19,8 @@ from weakref import WeakKeyDictionary
 _REPLACEMENT = "\ufffd"
 _CONTEXT = 8
 """Tokens kept before new ones. Six are enough: three bytes to synchronize with UTF-8, three of a partial character."""
-_WINDOW = 16
-"""Tokens after which the window is cut back to the context."""
+_TAIL = 16
+"""Tokens after which the tail is cut back to the context."""
 
 
 class Tokenizer(Protocol):
@@ -48,7 +48,7 @@ class IncrementalDetokenizer:
 
     The returned texts, joined, are what `tokenizer.decode` makes of prompt and output together (without its clean-up
     of spaces, which edits text that was returned long ago), less the prompt's text. A character whose bytes are not
-    all there yet is held back. Each token costs the decoding of a window of at most 16 tokens, however long the output.
+    all there yet is held back. Each token costs the decoding of a tail of at most 16 tokens, however long the output.
 
     Bytes that are not UTF-8 give U+FFFD as in `bytes.decode(errors="replace")`. There is one difference to
     `tokenizer.decode`: fast tokenizers with byte-fallback tokens (`<0x0A>`) decode a whole run of them to U+FFFD if
@@ -79,13 +79,13 @@ class IncrementalDetokenizer:
         self._backend: Any = None
         if self._vocabulary.wrapper_adds_nothing:
             self._backend = tokenizer.backend_tokenizer  # type: ignore[attr-defined]
-        self._window: list[int] = []
+        self._tail: list[int] = []
         self._num_returned = 0
-        """Number of characters of the window's text that were returned."""
+        """Number of characters of the tail's text that were returned."""
         self._half = ""
-        """U+FFFD if the window's text ends with one: perhaps the beginning of a character."""
+        """U+FFFD if the tail's text ends with one: perhaps the beginning of a character."""
         self._run: list[int] = []
-        """Byte tokens since the last other token; they are decoded by `_utf8`, not in the window."""
+        """Byte tokens since the last other token; they are decoded by `_utf8`, not in the tail."""
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
         context: list[int] = []
@@ -107,15 +107,15 @@ class IncrementalDetokenizer:
             self._run.append(token_id)
             return half + self._utf8.decode(byte)
         ended = self._end_run() if self._run else ""
-        follows_special = self._joins_special_tokens and self._window and self._window[-1] in self._vocabulary.special
-        self._window.append(token_id)
-        text = self._decode(self._window)
+        follows_special = self._joins_special_tokens and self._tail and self._tail[-1] in self._vocabulary.special
+        self._tail.append(token_id)
+        text = self._decode(self._tail)
         self._half = _REPLACEMENT if text.endswith(_REPLACEMENT) else ""
         certain = len(text) - len(self._half)
         new = text[self._num_returned : certain]
         self._num_returned = max(self._num_returned, certain)
-        if len(self._window) > _WINDOW:
-            self._start_window(self._window[-_CONTEXT:], held=len(self._half))
+        if len(self._tail) > _TAIL:
+            self._start_tail(self._tail[-_CONTEXT:], held=len(self._half))
         if follows_special and token_id in self._vocabulary.special:
             new = new.removeprefix(" ")
         return ended + new
@@ -125,7 +125,7 @@ class IncrementalDetokenizer:
         if self._is_silent(token_id):
             return self.left_out_text(token_id)
         other = copy.copy(self)
-        other._window, other._run = list(self._window), list(self._run)
+        other._tail, other._run = list(self._tail), list(self._run)
         other._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         other._utf8.setstate(self._utf8.getstate())
         return other.append(token_id)
@@ -144,12 +144,12 @@ class IncrementalDetokenizer:
     @property
     def is_at_start(self) -> bool:
         """Whether there is no text yet, neither of the prompt nor of the output."""
-        return not self._window and not self._run
+        return not self._tail and not self._run
 
     @property
     def holds_back(self) -> bool:
         """Whether a partial character may be held back. Some tokenizers have no text for one."""
-        return bool(self._half or self._utf8.getstate()[0]) or not (self._run or self._decode(self._window[-1:]))
+        return bool(self._half or self._utf8.getstate()[0]) or not (self._run or self._decode(self._tail[-1:]))
 
     def finish(self) -> str:
         """Return the text still held back, a partial character as U+FFFD. No token may be appended after it."""
@@ -164,12 +164,12 @@ class IncrementalDetokenizer:
 
     def _end_run(self) -> str:
         """End a run of byte tokens: its last one is enough context for the next token."""
-        self._start_window(self._run[-1:], held=0)
+        self._start_tail(self._run[-1:], held=0)
         self._run.clear()
         return self._utf8.decode(b"", final=True)
 
-    def _start_window(self, token_ids: list[int], *, held: int) -> None:
-        self._window = token_ids
+    def _start_tail(self, token_ids: list[int], *, held: int) -> None:
+        self._tail = token_ids
         self._num_returned = len(self._decode(token_ids)) - held
 
     def _decode(self, token_ids: list[int]) -> str:
@@ -189,7 +189,7 @@ class _Vocabulary:
     special: dict[int, str]
     """Special tokens with their text."""
     skipped: frozenset[int]
-    """Special tokens that have no text with `skip_special_tokens`. They must not enter a window: a window that gains
+    """Special tokens that have no text with `skip_special_tokens`. They must not enter a tail: a tail that gains
     no text would have to grow."""
     skipped_texts: frozenset[str]
     bytes: dict[int, bytes]

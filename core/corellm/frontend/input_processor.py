@@ -25,11 +25,11 @@ from corellm.errors import (
 )
 from corellm.frontend.bad_words import BadWords
 from corellm.frontend.chat_processor import ChatOptions, ChatProcessor, RenderedChat
+from corellm.frontend.conversation_limit import ConversationLimit, Messages, numbered_in, renumber
 from corellm.frontend.prompt_key import NO_KEYS, PromptKey
 from corellm.frontend.stated_spans import spans_of
 from corellm.frontend.text_limit import TextLimit
 from corellm.frontend.text_tokenizer import TextTokenizer
-from corellm.frontend.window import Messages, Window, numbered_in, renumber
 from corellm.hookspecs import DecoderPrompt
 from corellm.multimodal.chat import collect_media
 from corellm.multimodal.chat.continuing import is_begun, num_appended
@@ -373,12 +373,12 @@ class InputProcessor:
         fields = {"mm_processor_kwargs": mm_processor_kwargs, "cache_salt": cache_salt, "priority": priority}
         if chosen.max_window_size is None:
             return self._process_rendered(normalized, self._rendered(normalized, chosen), fields)
-        window = self._window(chosen.max_window_size, partial(self._rendered, options=chosen), fields)
-        for chat in window.shortenings(normalized):
+        limit = self._conversation_limit(chosen.max_window_size, partial(self._rendered, options=chosen), fields)
+        for chat in limit.shortenings(normalized):
             processed = self._process_rendered(normalized, chat, fields)
-            if len(processed.token_ids) <= window.max_tokens:
+            if len(processed.token_ids) <= limit.max_tokens:
                 return processed
-        raise window.refusal(len(processed.token_ids))
+        raise limit.refusal(len(processed.token_ids))
 
     def _check_length(self, messages: Messages) -> None:
         """Refuse a conversation that can never fit before a template renders it.
@@ -413,7 +413,9 @@ class InputProcessor:
         counts = {modality: len(items) for modality, items in chat.mm_data.items()}
         return self.mm_processor.unexpanded(chat.token_ids, counts)
 
-    def _window(self, max_tokens: int, render: Callable[[Messages], RenderedChat], fields: Mapping[str, Any]) -> Window:
+    def _conversation_limit(
+        self, max_tokens: int, render: Callable[[Messages], RenderedChat], fields: Mapping[str, Any]
+    ) -> ConversationLimit:
         """What `max_window_size` needs to know of this model, and of a request's processor arguments and salt."""
 
         def expansion(part: Mapping[str, Any], number: int) -> int:
@@ -428,7 +430,7 @@ class InputProcessor:
                 renumber(error, number)
                 raise
 
-        return Window(
+        return ConversationLimit(
             max_tokens,
             render,
             lambda chat: len(self._unexpanded(chat)),

@@ -153,9 +153,9 @@ def _encoder_decoder_probe(config: EngineConfig, use: ModelUse, max_states: int 
             f"kv_cache_dtype={config.cache.kv_cache_dtype!r}: the states of an encoder-decoder's encoder are not "
             f"quantized; leave it out"
         )
-    from corellm.loading.states_probe import StatesProbe
+    from corellm.loading.cross_attention_probe import CrossAttentionProbe
 
-    return {"probe_class": StatesProbe}
+    return {"probe_class": CrossAttentionProbe}
 
 
 def replace_layers(

@@ -9,13 +9,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from corellm.attention.backend import AttentionBackend, AttentionCall, AttentionMetadata, LayerCache, StatesMetadata
+from corellm.attention.backend import (
+    AttentionBackend,
+    AttentionCall,
+    AttentionMetadata,
+    CrossAttentionMetadata,
+    LayerCache,
+)
 from corellm.errors import ContractError
 from corellm_kernels.cpu.arguments import AttentionArguments
+from corellm_kernels.cpu.cross_attention import cross_attend
 from corellm_kernels.cpu.library import empty, launch, pointer, unavailable
 from corellm_kernels.cpu.memory import PlanMemory
 from corellm_kernels.cpu.plan import RecordedPlan
-from corellm_kernels.cpu.states_attention import attend_states
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
@@ -46,9 +52,9 @@ class CompiledAttention(AttentionBackend):
         """Return int8."""
         return (torch.int8,)
 
-    def attend_states(self, call: AttentionCall, cache: LayerCache, metadata: StatesMetadata) -> Tensor:
-        """See `AttentionBackend.attend_states`."""
-        return attend_states(call, cache, metadata)
+    def cross_attend(self, call: AttentionCall, cache: LayerCache, metadata: CrossAttentionMetadata) -> Tensor:
+        """See `AttentionBackend.cross_attend`."""
+        return cross_attend(call, cache, metadata)
 
     def forward(self, call: AttentionCall, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
         """See `AttentionBackend.forward`."""

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from corellm.attention.backend import StatesMetadata
-from corellm.attention.states import StatesAttention, stand_in
+from corellm.attention.backend import CrossAttentionMetadata
+from corellm.attention.cross_attention import CrossAttention, stand_in
 from corellm.errors import ContractError
 from corellm.scheduling.batch import SequenceChunk
 from corellm.scheduling.state_slots import StateSlots
@@ -23,7 +23,7 @@ from corellm.system.transfers import upload
 from corellm.worker.input_batch import FlatBatch
 from corellm.worker.item_embeddings import select_embeddings
 from corellm.worker.model_runner import ModelRunner
-from corellm.worker.parts.states_cache import StatesCache, decoder_arguments
+from corellm.worker.parts.cross_attention_cache import CrossAttentionCache, decoder_arguments
 from corellm.worker.parts.step_part import StepPart
 from corellm.worker.sequence_state import SequenceState
 
@@ -45,7 +45,7 @@ class EncoderStates(StepPart):
     def __init__(self, runner: ModelRunner, language_model: nn.Module, max_states: int) -> None:
         runner.merges_items = False
         self._runner, self._language_model, self._max_states = runner, language_model, max_states
-        self._attention: StatesAttention | None = None
+        self._attention: CrossAttention | None = None
 
     @contextmanager
     def running(
@@ -55,12 +55,12 @@ class EncoderStates(StepPart):
         runner, slots = self._runner, [_slots_of(chunk) for chunk in chunks]
         together = zip(chunks, states, slots, strict=True)
         new = [self._encode(chunk, state, at) for chunk, state, at in together if at.encodes]
-        self._attention = attention = StatesAttention(
+        self._attention = attention = CrossAttention(
             runner.backend, runner.kv_cache.layers, self._metadata(batch, slots), self._new_slots(slots),
             stand_in(runner.device),
         )  # fmt: skip
         encoded = torch.cat(new) if new else runner.embed_text(batch.input_ids[:1])[:0]
-        cache = StatesCache(batch.positions, attention.keys, attention.write if new else None)
+        cache = CrossAttentionCache(batch.positions, attention.keys, attention.write if new else None)
         try:
             yield decoder_arguments(self._language_model, batch.positions, encoded, cache)
         finally:
@@ -99,12 +99,12 @@ class EncoderStates(StepPart):
         runner = self._runner
         return runner.hooks.get_encoder_states(model=runner.model, inputs_embeds=embeds, is_multimodal=is_multimodal)
 
-    def _metadata(self, batch: FlatBatch, slots: Sequence[StateSlots]) -> StatesMetadata:
+    def _metadata(self, batch: FlatBatch, slots: Sequence[StateSlots]) -> CrossAttentionMetadata:
         counts = [at.num_states for at in slots]
         tables = np.zeros((len(slots), -(-max(counts) // self._runner.block_size)), dtype=np.int64)
         for row, at in zip(tables, slots, strict=True):
             row[: len(at.block_table)] = at.block_table
-        return StatesMetadata(
+        return CrossAttentionMetadata(
             query_lens=batch.metadata.query_lens,
             query_start_loc=batch.metadata.query_start_loc,
             num_states=counts,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Pooling:
     """Pooling as a use of a model, the calls of `LLM` for it, and `corellm embed`."""
 
-    @hookimpl
+    @hookimpl(tryfirst=True)  # before strangers: the first to register a name has it
     def register_commands(self, subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         """Add the command."""
         from corellm_pooling.commands import embed

@@ -10,7 +10,7 @@ from corellm.hookspecs import hookimpl
 class Commands:
     """`corellm serve`, `batch` and `bench`."""
 
-    @hookimpl
+    @hookimpl(tryfirst=True)  # before strangers: the first to register a name has it
     def register_commands(self, subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         """Add the commands."""
         from corellm_server.commands import batch, bench, serve

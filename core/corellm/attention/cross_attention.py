@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from corellm.attention.backend import AttentionBackend, AttentionCall, LayerCache, StatesMetadata
+from corellm.attention.backend import AttentionBackend, AttentionCall, CrossAttentionMetadata, LayerCache
 from corellm.attention.reference import attend
 
 
 @dataclass(frozen=True)
-class StatesAttention:
+class CrossAttention:
     """One step's attention to encoders' states.
 
     `keys` stands for the cached keys and values where modelling code passes keys and values to attention: a layer that
@@ -26,7 +26,7 @@ class StatesAttention:
     backend: AttentionBackend
     caches: dict[int, LayerCache]
     """By layer."""
-    metadata: StatesMetadata
+    metadata: CrossAttentionMetadata
     slots: Tensor | None
     """`[num_new_states]` int64: where the states that are computed in this step go; None if there are none."""
     keys: Tensor
@@ -40,11 +40,11 @@ class StatesAttention:
         """Return the attention of queries `[num_tokens, num_heads, head_size]` to the states of their sequences."""
         nothing = query.new_empty(0, 0, 0)
         call = AttentionCall(query, nothing, nothing, scale, softcap=softcap)
-        return self.backend.attend_states(call, self.caches[layer], self.metadata)
+        return self.backend.cross_attend(call, self.caches[layer], self.metadata)
 
 
-def attend_states(call: AttentionCall, cache: LayerCache, metadata: StatesMetadata) -> Tensor:
-    """Return attention to states by plain torch, one sequence after another; see `AttentionBackend.attend_states`."""
+def cross_attend(call: AttentionCall, cache: LayerCache, metadata: CrossAttentionMetadata) -> Tensor:
+    """Return attention to states by plain torch, one sequence after another; see `AttentionBackend.cross_attend`."""
     groups = call.query.shape[1] // cache.key.shape[2]
     output = call.query.new_empty(*call.query.shape[:2], cache.value.shape[3])
     start = 0

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from corellm.attention.paged import ATTENTION_NAME, register_attention
 from corellm.errors import CheckpointError
+from corellm.loading.cross_attention_probe import CrossAttentionProbe
 from corellm.loading.decoder_probe import probe_decoder
-from corellm.loading.states_probe import StatesProbe
 from corellm.modelling.defaults import own_configuration, text_decoder
 from corellm.worker.kv_cache import LayerLayout
 
@@ -39,7 +39,14 @@ def make_decoder(name: str = "Bart", **more: Any) -> Any:
 
 def probe(decoder: nn.Module) -> tuple[dict[int, LayerLayout], Tensor]:
     return probe_decoder(
-        decoder, 32, torch.float32, torch.device("cpu"), max_len=20, softcaps=True, sinks=True, probe_class=StatesProbe
+        decoder,
+        32,
+        torch.float32,
+        torch.device("cpu"),
+        max_len=20,
+        softcaps=True,
+        sinks=True,
+        probe_class=CrossAttentionProbe,
     )
 
 

@@ -9,15 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from corellm.attention.backend import AttentionCall, LayerCache, StatesMetadata
+from corellm.attention.backend import AttentionCall, CrossAttentionMetadata, LayerCache
+from corellm.attention.cross_attention import CrossAttention, stand_in
 from corellm.attention.registry import select_backend
-from corellm.attention.states import StatesAttention, stand_in
 
 CPU = torch.device("cpu")
 HEADS, SIZE, BLOCKS = 4, 16, 40
 
 
-def make_states(block_size: int, kv_heads: int, dtype: torch.dtype) -> tuple[StatesMetadata, LayerCache, list[Any]]:
+def make_states(
+    block_size: int, kv_heads: int, dtype: torch.dtype
+) -> tuple[CrossAttentionMetadata, LayerCache, list[Any]]:
     """Three sequences with one, several and one query, their states in scattered blocks among values of NaN."""
     generator = torch.Generator().manual_seed(0)
     query_lens, num_states = [1, 5, 1], [2 * block_size, 3 * block_size - 1, 1]
@@ -33,10 +35,10 @@ def make_states(block_size: int, kv_heads: int, dtype: torch.dtype) -> tuple[Sta
         cache.write(key, value, slots)
         kept.append((key, value, slots))
     starts = torch.tensor([0, 1, 6, 7], dtype=torch.int32)
-    return StatesMetadata(query_lens, starts, num_states, torch.tensor(num_states), tables), cache, kept
+    return CrossAttentionMetadata(query_lens, starts, num_states, torch.tensor(num_states), tables), cache, kept
 
 
-def by_sdpa(query: Tensor, metadata: StatesMetadata, kept: list[Any], scale: float) -> Tensor:
+def by_sdpa(query: Tensor, metadata: CrossAttentionMetadata, kept: list[Any], scale: float) -> Tensor:
     """Each sequence's queries over all of its states."""
     parts = []
     for queries, (key, value, _) in zip(query.split(metadata.query_lens), kept, strict=True):
@@ -56,7 +58,7 @@ def test_every_query_sees_all_states(name: str, block_size: int, kv_heads: int, 
     query = torch.randn(7, HEADS, SIZE, generator=torch.Generator().manual_seed(1)).to(dtype)
     wanted = by_sdpa(query, metadata, kept, 0.3)
     nothing = query.new_empty(0, 0, 0)
-    got = select_backend(CPU, dtype, name).attend_states(
+    got = select_backend(CPU, dtype, name).cross_attend(
         AttentionCall(query.clone(), nothing, nothing, 0.3), cache, metadata
     )
     torch.testing.assert_close(got.float(), wanted, atol=1e-5 if dtype == torch.float32 else 3e-2, rtol=1e-2)
@@ -74,7 +76,7 @@ def test_capped_scores(name: str) -> None:
         parts.append(torch.einsum("hqk,khd->qhd", (2 * torch.tanh(scores / 2)).softmax(-1), value))
     nothing = query.new_empty(0, 0, 0)
     call = AttentionCall(query.clone(), nothing, nothing, 0.5, softcap=2.0)
-    got = select_backend(CPU, torch.float32, name).attend_states(call, cache, metadata)
+    got = select_backend(CPU, torch.float32, name).cross_attend(call, cache, metadata)
     torch.testing.assert_close(got, torch.cat(parts), atol=1e-5, rtol=1e-4)
 
 
@@ -83,7 +85,7 @@ def test_states_are_written_where_they_are_read() -> None:
     metadata, cache, kept = make_states(8, HEADS, torch.float32)
     empty = LayerCache(torch.zeros_like(cache.key), torch.zeros_like(cache.value))
     slots = torch.cat([slots for *_, slots in kept])
-    states = StatesAttention(select_backend(CPU, torch.float32), {5: empty}, metadata, slots, stand_in(CPU))
+    states = CrossAttention(select_backend(CPU, torch.float32), {5: empty}, metadata, slots, stand_in(CPU))
     states.write(5, torch.cat([key for key, *_ in kept]), torch.cat([value for _, value, _ in kept]))
     query = torch.randn(7, HEADS, SIZE, generator=torch.Generator().manual_seed(1))
     got = states.attend(5, query.clone(), 0.25, None)

@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from corellm.attention.states import stand_in
+from corellm.attention.cross_attention import stand_in
 from corellm.loading.decoder_probe import _Probe, _StatedMask
 from corellm.worker.kv_cache import LayerLayout
-from corellm.worker.parts.states_cache import StatesCache, decoder_arguments
+from corellm.worker.parts.cross_attention_cache import CrossAttentionCache, decoder_arguments
 
 _NUM_STATES = 3
 _SAME = 1e-2
 """The difference, relative to the largest number, that rounding may make in bfloat16."""
 
 
-class StatesProbe(_Probe):
+class CrossAttentionProbe(_Probe):
     """Gets what layers pass to attention, be it to their own tokens or to states."""
 
     def __init__(self, decoder: str, max_len: int, softcaps: bool, sinks: bool, device: torch.device) -> None:
@@ -55,7 +55,7 @@ class StatesProbe(_Probe):
         self._attended.clear()
         self._rows = []
         positions = torch.tensor([at], device=self._device)
-        cache = StatesCache(positions, self._stand_in, self._write if len(states) else None)
+        cache = CrossAttentionCache(positions, self._stand_in, self._write if len(states) else None)
         more = decoder_arguments(language_model, positions, states, cache)
         hidden: Tensor = language_model(inputs_embeds=embeds[None], position_ids=positions, paged=self, **more)[0][0]
         if self._attended != self.layers.keys():

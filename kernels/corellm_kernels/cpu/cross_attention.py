@@ -6,13 +6,13 @@ from ctypes import c_int64
 
 from torch import Tensor
 
-from corellm.attention.backend import AttentionCall, LayerCache, StatesMetadata
+from corellm.attention.backend import AttentionCall, CrossAttentionMetadata, LayerCache
 from corellm.errors import ContractError
 from corellm_kernels.cpu.arguments import AttentionArguments
 from corellm_kernels.cpu.library import empty, launch
 
 
-def attend_states(call: AttentionCall, cache: LayerCache, metadata: StatesMetadata) -> Tensor:
+def cross_attend(call: AttentionCall, cache: LayerCache, metadata: CrossAttentionMetadata) -> Tensor:
     """Return the attention of queries to states, `[num_tokens, num_heads, value_size]`; see `AttentionBackend`."""
     if cache.key.dtype != call.query.dtype:
         raise ContractError(f"queries of {call.query.dtype} with states of {cache.key.dtype}; give both one type")

@@ -22,7 +22,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Window:
+class ConversationLimit:
     """A number of tokens, and how they are counted.
 
     Args:
