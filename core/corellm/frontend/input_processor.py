@@ -26,6 +26,7 @@ from corellm.errors import (
 from corellm.frontend.bad_words import BadWords
 from corellm.frontend.chat_processor import ChatOptions, ChatProcessor, RenderedChat
 from corellm.frontend.conversation_limit import ConversationLimit, Messages, numbered_in, renumber
+from corellm.frontend.decoder_prompts import decoder_prompt_of
 from corellm.frontend.prompt_key import NO_KEYS, PromptKey
 from corellm.frontend.stated_spans import spans_of
 from corellm.frontend.text_limit import TextLimit
@@ -33,7 +34,6 @@ from corellm.frontend.text_tokenizer import TextTokenizer
 from corellm.hookspecs import DecoderPrompt
 from corellm.multimodal.chat import collect_media
 from corellm.multimodal.chat.continuing import is_begun, num_appended
-from corellm.multimodal.hook_results import adapter_errors
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.item_limits import check_counts
 from corellm.multimodal.processor import MultiModalProcessor
@@ -208,32 +208,10 @@ class InputProcessor:
         )
         if not expanded:
             raise PromptError("the prompt is empty; write at least one character, or give an item")
-        decoder = None if self.max_states is None else self._decoder_prompt(expanded, features, self.max_states)
+        decoder = None
+        if self.max_states is not None:
+            decoder = decoder_prompt_of(self._hooks, expanded, features, self.max_states, self.known)
         return ProcessedPrompt(text, expanded, features, salt, priority, decoder)
-
-    def _decoder_prompt(
-        self, token_ids: list[int], features: list[MultiModalFeature], max_states: int
-    ) -> DecoderPrompt:
-        """Return what the decoder of an encoder-decoder starts from.
-
-        Raises:
-            PromptTooLongError: the encoder has fewer positions than the prompt takes.
-        """
-        with adapter_errors("get_decoder_prompt"):
-            decoder = self._hooks.get_decoder_prompt(token_ids=token_ids, mm_features=features)
-        if not isinstance(decoder, DecoderPrompt) or not decoder.token_ids:
-            raise ContractError(f"get_decoder_prompt must return a DecoderPrompt with a token, got {decoder!r:.100}")
-        num_states = len(token_ids) if decoder.num_states is None else decoder.num_states
-        if not isinstance(num_states, int) or num_states < 1:
-            raise ContractError(f"get_decoder_prompt must state one state or more, got num_states={num_states!r:.100}")
-        if num_states > max_states:
-            of_items = sum(feature.placeholder.length for feature in features)
-            told = f", {of_items} of them for its items" if of_items else ""
-            raise PromptTooLongError(
-                f"the prompt has {len(token_ids)} tokens{told}, from which the encoder would make {num_states} states; "
-                f"it has {max_states} positions: shorten the prompt, or send fewer or smaller items"
-            )
-        return DecoderPrompt(self.known(list(decoder.token_ids)), num_states)
 
     def part_of(self, processed: ProcessedPrompt) -> RequestPart:
         """Return what features and extensions make of a request with this prompt.

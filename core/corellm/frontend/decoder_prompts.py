@@ -1,0 +1,52 @@
+"""What the decoder of an encoder-decoder starts from, as its adapter says (`get_decoder_prompt`).
+
+Knows the hook and counts; what an encoder's states mean for scheduling is in `encoder_prompt`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from corellm.errors import ContractError, PromptTooLongError
+from corellm.hookspecs import DecoderPrompt
+from corellm.multimodal.hook_results import adapter_errors
+from corellm.multimodal.inputs import MultiModalFeature
+from corellm.plugin.hook_callers import HookCallers
+
+
+def decoder_prompt_of(
+    hooks: HookCallers,
+    token_ids: list[int],
+    features: Sequence[MultiModalFeature],
+    max_states: int,
+    known: Callable[[list[int]], list[int]],
+) -> DecoderPrompt:
+    """Return what the decoder starts from, and how many states its encoder makes of the prompt.
+
+    Args:
+        hooks: the model's.
+        token_ids: of the prompt, placeholders expanded.
+        features: its items.
+        max_states: most states of the encoder.
+        known: returns token ids that the model knows, and refuses others.
+
+    Raises:
+        ContractError: the hook's result is not what it must be.
+        ProcessingError: the hook raised.
+        PromptTooLongError: the encoder has fewer positions than the prompt takes.
+    """
+    with adapter_errors("get_decoder_prompt"):
+        decoder = hooks.get_decoder_prompt(token_ids=token_ids, mm_features=features)
+    if not isinstance(decoder, DecoderPrompt) or not decoder.token_ids:
+        raise ContractError(f"get_decoder_prompt must return a DecoderPrompt with a token, got {decoder!r:.100}")
+    num_states = len(token_ids) if decoder.num_states is None else decoder.num_states
+    if not isinstance(num_states, int) or num_states < 1:
+        raise ContractError(f"get_decoder_prompt must state one state or more, got num_states={num_states!r:.100}")
+    if num_states > max_states:
+        of_items = sum(feature.placeholder.length for feature in features)
+        told = f", {of_items} of them for its items" if of_items else ""
+        raise PromptTooLongError(
+            f"the prompt has {len(token_ids)} tokens{told}, from which the encoder would make {num_states} states; "
+            f"it has {max_states} positions: shorten the prompt, or send fewer or smaller items"
+        )
+    return DecoderPrompt(known(list(decoder.token_ids)), num_states)
