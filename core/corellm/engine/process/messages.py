@@ -52,7 +52,7 @@ class Add(_Message):
     request_id: str
     token_ids: list[int]
     params: msgspec.Raw
-    """Of the codec's `params_type`."""
+    """A value of the codec's `params_type`, encoded."""
     items: list[Item]
     cache_salt: str | None
     priority: int
