@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ctypes import c_int64
 from functools import partial
 from typing import ClassVar
 
@@ -17,7 +16,7 @@ from corellm.attention.backend import (
     LayerCache,
 )
 from corellm.errors import ContractError
-from corellm_kernels.cpu.arguments import AttentionArguments
+from corellm_kernels.cpu.contexts import context_arguments
 from corellm_kernels.cpu.cross_attention import cross_attend
 from corellm_kernels.cpu.library import empty, launch, pointer, unavailable
 from corellm_kernels.cpu.memory import PlanMemory
@@ -65,55 +64,22 @@ class CompiledAttention(AttentionBackend):
                 "give all in the cache's type"
             )
         query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (call.query, call.key, call.value))
-        num_tokens, heads, size = query.shape
-        kv_heads, value_size = value.shape[1:]
-        out = empty((num_tokens, heads, value_size), query.dtype)
+        out = empty((*query.shape[:2], value.shape[2]), query.dtype)
         tables, starts = metadata.block_tables, metadata.query_start_loc
         lens, slots = metadata.seq_lens_tensor.long(), metadata.slot_mapping
         visible, span_starts = metadata.visible_lens, metadata.span_starts
         sinks = None if call.sinks is None else call.sinks.contiguous()
         if sinks is not None and sinks.dtype not in _DTYPES:
             sinks = sinks.float()
-        given = AttentionArguments(
-            query=query.data_ptr(),
-            key=key.data_ptr(),
-            value=value.data_ptr(),
-            query_stride=query.stride(0),
-            query_head_stride=query.stride(1),
-            key_stride=key.stride(0),
-            key_head_stride=key.stride(1),
-            value_stride=value.stride(0),
-            value_head_stride=value.stride(1),
-            key_cache=cache.key.data_ptr(),
-            value_cache=cache.value.data_ptr(),
-            key_strides=(c_int64 * 3)(*cache.key.stride()[:3]),
-            value_strides=(c_int64 * 3)(*cache.value.stride()[:3]),
-            key_scale=pointer(cache.key_scale),
-            value_scale=pointer(cache.value_scale),
-            slots=slots.data_ptr(),
-            tables=tables.data_ptr(),
-            table_stride=tables.stride(0),
-            lens=lens.data_ptr(),
-            starts=starts.data_ptr(),
-            visible=pointer(visible),
-            span_starts=pointer(span_starts),
-            sinks=pointer(sinks),
-            sink_size=0 if sinks is None else sinks.element_size(),
-            out=out.data_ptr(),
-            out_stride=out.stride(0),
-            out_head_stride=out.stride(1),
-            tokens=num_tokens,
-            seqs=len(lens),
-            heads=heads,
-            kv_heads=kv_heads,
-            size=size,
-            value_size=value_size,
-            block_size=cache.block_size,
-            window=call.sliding_window or 0,
-            causal=1,
-            scale=call.scale,
-            softcap=call.softcap or 0.0,
+        given = context_arguments(
+            query, cache.key, cache.value, tables, lens, starts, out, scale=call.scale, softcap=call.softcap
         )
+        given.causal, given.window = 1, call.sliding_window or 0
+        given.key, given.key_stride, given.key_head_stride = key.data_ptr(), key.stride(0), key.stride(1)
+        given.value, given.value_stride, given.value_head_stride = value.data_ptr(), value.stride(0), value.stride(1)
+        given.key_scale, given.value_scale = pointer(cache.key_scale), pointer(cache.value_scale)
+        given.slots, given.visible, given.span_starts = slots.data_ptr(), pointer(visible), pointer(span_starts)
+        given.sinks, given.sink_size = pointer(sinks), 0 if sinks is None else sinks.element_size()
         cos = sin = None
         if call.rotary is not None:
             cos, sin, sections = call.rotary.cos.contiguous(), call.rotary.sin.contiguous(), call.rotary.sections
@@ -121,7 +87,7 @@ class CompiledAttention(AttentionBackend):
                 cos, sin = cos.to(query.dtype), sin.to(query.dtype)
             given.cos, given.sin, given.rotary_size = cos.data_ptr(), sin.data_ptr(), cos.shape[-1]
             ends = (-1, -1) if sections is None else (sections[0], sections[0] + sections[1])
-            given.plane_stride, given.section_ends = num_tokens * cos.shape[-1], ends
+            given.plane_stride, given.section_ends = len(query) * cos.shape[-1], ends
         quantized = (torch.int8,) if cache.key.dtype == torch.int8 else ()
         launch(
             "attention", (query.dtype, *quantized), given,

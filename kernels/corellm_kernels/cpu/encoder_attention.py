@@ -5,7 +5,6 @@ Registered with transformers as an attention function; what the kernel does not 
 
 from __future__ import annotations
 
-from ctypes import c_int64
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from corellm_kernels.cpu.arguments import AttentionArguments
+from corellm_kernels.cpu.contexts import context_arguments
 from corellm_kernels.cpu.library import empty, launch
 
 NAME = "corellm_compiled"
@@ -49,37 +48,18 @@ def encoder_attention(
     """
     if attention_mask is not None or not _is_plain(module, query, key, value, kwargs):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    (batch, heads, tokens, size), (kv_heads, keys, value_size) = query.shape, value.shape[1:]
+    batch, heads, tokens, size = query.shape
     if query.stride(3) != 1 or (batch > 1 and query.stride(0) != tokens * query.stride(2)):
         query = query.transpose(1, 2).contiguous().transpose(1, 2)
-    key, value = (x if x.stride(3) == 1 else x.contiguous() for x in (key, value))
-    starts, lens, tables = _layout(batch, tokens, keys)
-    out = empty((batch, tokens, heads, value_size), query.dtype)
-    given = AttentionArguments(
-        query=query.data_ptr(),
-        query_stride=query.stride(2),
-        query_head_stride=query.stride(1),
-        key_cache=key.data_ptr(),
-        value_cache=value.data_ptr(),
-        key_strides=(c_int64 * 3)(key.stride(0), key.stride(2), key.stride(1)),
-        value_strides=(c_int64 * 3)(value.stride(0), value.stride(2), value.stride(1)),
-        tables=tables.data_ptr(),
-        table_stride=1,
-        lens=lens.data_ptr(),
-        starts=starts.data_ptr(),
-        out=out.data_ptr(),
-        out_stride=out.stride(1),
-        out_head_stride=out.stride(2),
-        tokens=batch * tokens,
-        seqs=batch,
-        heads=heads,
-        kv_heads=kv_heads,
-        size=size,
-        value_size=value_size,
-        block_size=keys,
+    keys, values = ((x if x.stride(3) == 1 else x.contiguous()).transpose(1, 2) for x in (key, value))
+    starts, lens, tables = _layout(batch, tokens, keys.shape[1])
+    out = empty((batch, tokens, heads, values.shape[3]), query.dtype)
+    queries = query.transpose(1, 2).flatten(0, 1)
+    given = context_arguments(
+        queries, keys, values, tables, lens, starts, out.flatten(0, 1),
         scale=size**-0.5 if scaling is None else scaling,
-    )
-    launch("attention", (query.dtype,), given, query, key, value, starts, lens, tables, out)
+    )  # fmt: skip
+    launch("attention", (query.dtype,), given, queries, keys, values, starts, lens, tables, out)
     return out, None
 
 
@@ -95,4 +75,4 @@ def _is_plain(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, kwar
 def _layout(batch: int, tokens: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return where each row's queries begin, how many keys it has, and its keys as a block of their own."""
     starts = torch.arange(batch + 1, dtype=torch.int32) * tokens
-    return starts, torch.full((batch,), keys), torch.arange(batch)
+    return starts, torch.full((batch,), keys), torch.arange(batch)[:, None]
