@@ -82,7 +82,7 @@ class Family:
     bare: Callable[[Path, LoadedModel], Call] = auto_processor
     modality: str = "image"
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of `make_tiny_checkpoint`."""
+    """Options of `make_tiny_checkpoint`."""
 
 
 FAMILIES = {

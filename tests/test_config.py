@@ -37,7 +37,7 @@ def test_dtypes_under_all_their_names(given: Any, name: str) -> None:
 
 
 def test_torch_has_more_types_than_models_run_in() -> None:
-    """Those are refused by name."""
+    """Types of torch that models do not run in are refused by name."""
     with pytest.raises(ConfigError, match=r"dtype .* 'int64'"):
         EngineConfig.from_kwargs(model="m", dtype=torch.int64)
 

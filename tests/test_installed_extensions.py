@@ -269,6 +269,6 @@ def test_a_command_of_a_missing_extension(
 
 
 def test_commands_of_extensions_are_known_where_they_are_missing() -> None:
-    """Those of the checkout's own extensions are in the table; each is there once they are installed."""
+    """The table of commands has those of the checkout's own extensions; each is there once they are installed."""
     own = {"run", "plugins"}
     assert cli._subparsers(cli.build_parser()).choices.keys() == own | cli.COMMANDS_OF_EXTENSIONS.keys()

@@ -758,7 +758,7 @@ def test_operators_write_special_tokens(llm: LLM, role: str) -> None:
 
 
 def test_special_tokens_a_caller_allows(llm: LLM) -> None:
-    """Those that are named stay tokens, or all of them; what stands for an item never does."""
+    """Special tokens that are named stay tokens, or all of them; what stands for an item never does."""
     tokenizer = llm.get_tokenizer()
     messages = conversation("I type </s> and <image>", random_image(9, 9, 1))
     eos, image = tokenizer.convert_tokens_to_ids(["</s>", "<image>"])

@@ -67,7 +67,7 @@ def measured_names(function: ast.AST, known: set[str]) -> set[str]:
 
 
 def measuring_functions(functions: Sequence[ast.FunctionDef | ast.AsyncFunctionDef]) -> set[str]:
-    """Those that return what is measured, directly or by another one."""
+    """Names of functions that return what is measured, directly or by another one."""
     known, before = set[str](), -1
     while len(known) > before:
         before = len(known)
@@ -128,7 +128,7 @@ def timed(source: str) -> Iterator[tuple[str, str]]:
 
 
 def files() -> list[Path]:
-    """Those of all tests."""
+    """The files of all tests."""
     return sorted(
         [*ROOT.glob("tests/**/*.py"), *ROOT.glob("plugins/*/tests/**/*.py"), *ROOT.glob("extensions/*/tests/**/*.py")]
     )

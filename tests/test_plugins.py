@@ -349,7 +349,7 @@ def test_an_attribute_instead_of_a_hook(install: Install, name: str) -> None:
 
 
 def test_the_dummy_text_is_made_of_placeholders(install: Install) -> None:
-    """Those of the attribute, or of a hook; a hook that knows no such modality is at fault."""
+    """Dummy text is the attribute's or a hook's placeholders; a hook that knows no such modality is at fault."""
     install("toy", without("get_dummy_text") + "        placeholders = {'image': '<image>'}\n")
     hooks = build_manager(find_adapter(["ToyForCausalLM"]).load(), context(), distribution="toy").hook
     assert hooks.get_dummy_text(mm_counts={"image": 2}) == "<image><image>"
@@ -433,7 +433,7 @@ def test_an_attribute_that_the_constructor_sets(install: Install) -> None:
 
 
 def test_an_authors_own_attributes_are_left_alone(install: Install) -> None:
-    """Those that are not nearly one of the contract's, or of one that a hook stands in for, and methods."""
+    """Attributes, unless nearly one of the contract's for which no hook stands in, and methods are left alone."""
     own = "        text_per_step = 20\n        image_token = '<image>'\n        def placeholder(self): return ''\n"
     install("toy", GOOD + own)
     assert find_adapter(["ToyForCausalLM"]).load()

@@ -44,7 +44,7 @@ class Run:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of models and kernel inputs: Triton's interpreter multiplies no bfloat16."""
+        """Type of models and kernel inputs: Triton's interpreter multiplies no bfloat16."""
         import torch
 
         return torch.float32 if self.quick else torch.bfloat16

@@ -26,7 +26,7 @@ def main(dtype: str, threads: int, file: Path) -> None:
 
 
 def _rate(dtype: torch.dtype) -> float:
-    """Of a product of 2048 x 2048, or smaller where the CPU has no instructions for the type and takes minutes."""
+    """Rate of a product of 2048 x 2048, or smaller where the CPU has no instructions for the type and takes minutes."""
     for side in (256, 512, 1024, 2048):
         a, b = (torch.randn(side, side).to(dtype) for _ in range(2))
         seconds = _seconds(partial(torch.mm, a, b))

@@ -26,7 +26,7 @@ class _Process:
     session: int
     is_dead: bool
     cpu_seconds: float
-    """Of itself and of children that ended and that it waited for."""
+    """Processor time of the process and of children that ended and that it waited for."""
 
 
 def members(session: int) -> dict[int, _Process]:

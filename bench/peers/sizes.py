@@ -26,18 +26,18 @@ class Decoder:
 
     @property
     def layer_weights(self) -> int:
-        """Of all layers' matrices: each token is multiplied with all of them."""
+        """Weights of all layers' matrices: each token is multiplied with all of them."""
         kv = self.hidden // self.heads * self.kv_heads
         layer = 2 * self.hidden**2 + 2 * self.hidden * kv + 3 * self.hidden * self.intermediate
         return self.layers * layer
 
     @property
     def output_weights(self) -> int:
-        """Of the output matrix: only sampled positions are multiplied with it."""
+        """Weights of the output matrix: only sampled positions are multiplied with it."""
         return self.hidden * self.vocab
 
     def attention_operations(self, contexts: int) -> int:
-        """Of queries that see `contexts` keys, added up over the queries."""
+        """Operations of queries that see `contexts` keys, added up over the queries."""
         return 4 * self.layers * self.hidden * contexts
 
 
@@ -50,7 +50,7 @@ class Tower:
     layers: int
     heads: int
     positions: int
-    """Of an image: its patches, and CLIP's class token."""
+    """Positions of an image: its patches, and CLIP's class token."""
 
 
 @dataclass(frozen=True)
@@ -72,20 +72,20 @@ class Size:
 
     @property
     def tower_weights(self) -> int:
-        """Of the layers and the patches' projection: each position is multiplied with all of them."""
+        """Weights of the layers and the patches' projection: each position is multiplied with all of them."""
         layer = 4 * self.tower.hidden**2 + 2 * self.tower.hidden * self.tower.intermediate
         return self.used_tower_layers * layer + _PATCH_INPUTS * self.tower.hidden
 
     @property
     def projector_weights(self) -> int:
-        """Of the two matrices between tower and decoder: each image token is multiplied with both."""
+        """Weights of the two matrices between tower and decoder: each image token is multiplied with both."""
         wide = self.merged * self.tower.hidden
         between = wide if self.family == "qwen2_vl" else self.decoder.hidden
         return wide * between + between * self.decoder.hidden
 
     @property
     def image_operations(self) -> int:
-        """Of one image, until its embeddings are there."""
+        """Operations of one image, until its embeddings are there."""
         attention = 4 * self.used_tower_layers * self.tower.hidden * self.tower.positions**2
         matrices = self.tower_weights * self.tower.positions + self.projector_weights * self.image_tokens
         return 2 * matrices + attention

@@ -26,7 +26,7 @@ class Row:
     value: ColdWarm
     ratio: ColdWarm
     share: ColdWarm
-    """Of the floor: 1 is as fast as the machine allows."""
+    """Share of the floor: 1 is as fast as the machine allows."""
     busy: ColdWarm
     rounds: int
     equal: float | None = None

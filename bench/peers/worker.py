@@ -43,7 +43,7 @@ class Job:
     started: float
     """When the process was started, of `time.monotonic()`, which all processes share."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Of the engine."""
+    """Options of the engine."""
 
     def to_json(self) -> str:
         """For a command line."""
@@ -127,7 +127,7 @@ def _questions(engine: Engine, job: Job, figures: Figures) -> None:
 
 
 def _alone(engine: Engine, job: Job, figures: Figures) -> None:
-    """Those with an image come first: the first text is cold in what only text needs."""
+    """Measure requests one by one, those with an image first: the first text is cold in what only text needs."""
     images = requests_of(job.family, job.workload, job.plan, 0)
     texts = [text_request(job.family, batch) for batch in range(len(images))]
     for kind, requests in (("image", images), ("text", texts)):

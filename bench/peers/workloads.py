@@ -42,7 +42,7 @@ class Plan:
 
     requests: int
     tokens: int
-    """Of each output."""
+    """Tokens of each output."""
     batches: int = 3
     """Warm batches, after the cold one."""
     rate: float = 0.0

@@ -169,7 +169,7 @@ class LoadConfig:
     load_format: str = "auto"
     """`auto` for the checkpoint's weights, `dummy` for random ones."""
     adapt_class: Callable[[Any], Any] | None = None
-    """For models that pool: returns the class to load in place of a transformers class, without its output layer. The
+    """Returns, for models that pool, the class to load in place of a transformers class, without its output layer. The
     core applies it; an adapter that loads its model itself may, too."""
 
 

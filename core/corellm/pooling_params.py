@@ -91,9 +91,9 @@ class PoolerConfig:
     """
 
     pooling_type: str | None = None
-    """For tasks with one result per prompt `CLS` (first token), `LAST` (the default), `MEAN` (the default of encoders),
-    `MAX`, `MEAN_SQRT` (the sum by the root of the length) or `WEIGHTED` (by position); for those with one per token
-    `ALL` (the default) or `STEP` (only tokens that are `step_tag_id`)."""
+    """Method of pooling. For tasks with one result per prompt `CLS` (first token), `LAST` (the default), `MEAN` (the
+    default of encoders), `MAX`, `MEAN_SQRT` (the sum by the root of the length) or `WEIGHTED` (by position); for those
+    with one per token `ALL` (the default) or `STEP` (only tokens that are `step_tag_id`)."""
     use_activation: bool | None = None
     """Normalise embeddings and give classes as probabilities, where a request does not say."""
     activation: str = "auto"

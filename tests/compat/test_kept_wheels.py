@@ -32,7 +32,7 @@ OUTGROWN: dict[str, tuple[Version, type[CorellmError]]] = {
     "FuyuForCausalLM": (Version("5.22.2"), ProcessingError),
     "Qwen3VLForConditionalGeneration": (Version("5.18"), EncoderError),
 }
-"""Of the first set, the releases of transformers from which on a family needs its later wheel, whatever the core, and
+"""Releases of transformers from which on a family of the first set needs its later wheel, whatever the core, and
 the error that says so at load."""
 
 

@@ -23,9 +23,9 @@ class Block:
     page: str
     """Path from the repository's root."""
     line: int
-    """Of its first line, from 1."""
+    """Number of the block's first line, from 1."""
     language: str
-    """Of a fence, `""` if it names none; `"indented"` for a block without fences; `"setup"` for a hidden one."""
+    """Language of a fence, `""` if it has none; `"indented"` for a block without fences; `"setup"` for a hidden one."""
     text: str
     attributes: dict[str, str] = field(default_factory=dict)
     not_run: str = ""

@@ -16,7 +16,7 @@ from corellm.fetching.fetcher import Fetcher
 from corellm.fetching.settings import FetchSettings
 
 CERTIFICATE = Path(__file__).with_name("media.test.pem")
-"""Of the host `media.test`, signed by itself, with its key."""
+"""The certificate of the host `media.test`, signed by itself, with its key."""
 Respond = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
 
 

@@ -148,7 +148,7 @@ def test_coroutines_fetch_too(tiny_llava: Path, settings: FetchSettings, host: H
 def test_errors_are_the_fetchers_own(
     llm: LLM, host: Host, settings: FetchSettings, make_fetcher: Callable[..., Fetcher], url: str
 ) -> None:
-    """Of the type and with the words that a server's clients get, naming the item; the other conversation is done."""
+    """Errors have the type and words that a server's clients get and name the item; the other conversation is done."""
     url = url.replace("PORT", str(host.port))
 
     async def directly() -> MediaError:
@@ -256,7 +256,7 @@ def test_threads_share_the_limit_of_downloads() -> None:
 
 
 def test_a_failed_download_cancels_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that have begun."""
+    """Downloads that have begun are cancelled when another one fails."""
     cancelled = threading.Event()
 
     class OneFails:

@@ -80,7 +80,7 @@ def prefill(
 
 
 def head_norms(heads: int, kv_heads: int, size: int) -> Callable[[], None]:
-    """Of eight tokens' projections."""
+    """Norms of the heads of eight tokens' projections."""
 
     def launch() -> None:
         projected = half(8, heads + 2 * kv_heads, size)

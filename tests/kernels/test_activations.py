@@ -60,7 +60,7 @@ def test_the_function_is_rounded_before_the_product(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_extremes(dtype: torch.dtype) -> None:
-    """Of large values what the functions tend to; torch's own GELU makes the largest float32 infinite."""
+    """Large values give what the functions tend to; torch's own GELU makes the largest float32 infinite."""
     largest = torch.finfo(dtype).max
     values = [0.0, largest, -largest, torch.inf, torch.nan, -200.0, 200.0]
     limits = torch.tensor([0.0, largest, 0.0, torch.inf, torch.nan, 0.0, 200.0], device=DEVICE).to(dtype)

@@ -21,13 +21,13 @@ from tests.kernels.comparing import DEVICE
 KV_HEADS, GROUPS, SIZE, BLOCK_SIZE = 2, 2, 32, 16
 LENGTHS = (50, 7, 33)
 STEPS = (((0, 40), (0, 6), (0, 0)), ((0, 0), (6, 7), (0, 33)), ((40, 41), (0, 0), (0, 0)), ((41, 50), (0, 0), (0, 0)))
-"""Of each step the tokens `[start, end)` of each sequence: mixtures of decodes, whole prompts and chunks."""
+"""Tokens `[start, end)` of each sequence in each step: mixtures of decodes, whole prompts and chunks."""
 SPANS = ((5, 38), (1, 6), (10, 12))
-"""Of each sequence, within a step: where tokens see each other."""
+"""Tokens `[start, end)` of each sequence, within a step, that see each other."""
 
 
 def angles(sections: tuple[int, int, int] | None) -> Rotary:
-    """Of positions 0 to 63; with sections three different ones each."""
+    """The angles of positions 0 to 63; with sections three different ones each."""
     positions = torch.arange(64.0)[:, None] * torch.tensor([[1.0], [0.5], [0.25]])[:, None]  # [3, 64, 1]
     frequencies = 100.0 ** -(torch.arange(SIZE // 2) / (SIZE // 2))
     turned = torch.cat([positions * frequencies] * 2, dim=-1).to(DEVICE)
@@ -131,7 +131,7 @@ def test_spans_caps_and_sinks(window: int | None, softcap: float | None, with_si
 @pytest.mark.parametrize("asked", [{}, {"softcap": 1.5}, {"sinks": torch.tensor([2.0, -1, 0, 1])}], ids=str)
 @pytest.mark.parametrize(("dtype", "off"), [(torch.int8, 0.02), (torch.float8_e4m3fn, 0.08)])
 def test_quantized_caches(dtype: torch.dtype, off: float, asked: dict[str, Any]) -> None:
-    """Of 8 bits, with a factor for every token and head: as near as 8 bits go."""
+    """Caches of 8 bits, with a factor for every token and head, are as near as 8 bits go."""
     asked = {name: x.to(DEVICE) if isinstance(x, Tensor) else x for name, x in asked.items()}
     found, wanted = outputs(make_cache(dtype, 13), angles(None), None, **asked)
     error = (found - wanted).norm() / wanted.norm()

@@ -89,7 +89,7 @@ def load(path: Path) -> LLM:
 
 
 def greedy(llm: LLM, family: str) -> list[list[int]]:
-    """Of a prompt with an image, and of one without."""
+    """The greedy tokens of a prompt with an image, and of one without."""
     prompts: list[Any] = [
         {"prompt": FAMILIES[family][2], "multi_modal_data": {"image": random_image(40, 30, 1)}}, "Hello, who is there?"
     ]  # fmt: skip
@@ -275,7 +275,7 @@ def test_the_callers_tensors_are_read_only_and_any_layout_is_read() -> None:
 
 
 def test_fused_layers_are_still_what_they_were() -> None:
-    """Of the same classes, with the same attributes, called by position or by name, and as particular."""
+    """Fused layers keep classes and attributes, are called by position or by name, and refuse the same arguments."""
     model = decoder("llama")
     x, angles = torch.randn(1, 3, 32, device=DEVICE), torch.randn(2, 1, 3, 8, device=DEVICE).unbind()
     with torch.inference_mode():

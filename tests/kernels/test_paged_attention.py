@@ -87,7 +87,7 @@ CASES = st.builds(
 
 
 KINDS = st.sampled_from([None, "spans", "uncut", "chance"])
-"""Of how many tokens a query sees, as of `visible_lens`."""
+"""Kinds of `visible_lens`, which say how many tokens each query sees; None for no such argument."""
 
 
 def decoded(case: Case, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -185,7 +185,7 @@ def test_quantized_values_are_the_nearest(kind: torch.dtype, write: Callable[...
 @KINDS
 @WRITES
 def test_scales(kind: torch.dtype, write: Callable[..., None]) -> None:
-    """Of a head of zeros, of one so small that its scale is 0 or too coarse, and of others."""
+    """Scales are right for a head of zeros, one so small that its scale is 0 or too coarse, and others."""
     largest = 127 if kind == torch.int8 else 448
     coarse = 1.25 * largest * 2.0**-149
     peaks = torch.tensor([0.0, 1e-44, coarse, 1e-30, 1.0, -65504.0, 3e38], device=DEVICE)

@@ -81,7 +81,7 @@ def test_other_files_stay(file: Path) -> None:
 
 @pytest.mark.parametrize(("dtype", "is_mapped"), [(torch.float32, True), (torch.bfloat16, False)])
 def test_parameters_are_the_files_pages(tmp_path: Path, dtype: torch.dtype, is_mapped: bool) -> None:
-    """Those of the file's dtype, also where one weight of the file is several; others are copies."""
+    """Parameters of the file's dtype are its pages, also where one weight of the file is several; others are copies."""
     file = tmp_path / "model.safetensors"
     rows = torch.randn(2048, 1024)
     save_file({"joined": rows}, file)

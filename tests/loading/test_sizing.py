@@ -25,7 +25,7 @@ MEMORY = DeviceMemory(torch.device("cpu"), 0.9)
 
 
 def context(device: str) -> ModelContext:
-    """Of a model with 4096 positions."""
+    """The context of a model with 4096 positions."""
     positions = SimpleNamespace(max_position_embeddings=4096)
     hf_config: Any = SimpleNamespace(get_text_config=lambda: positions)
     return ModelContext(Path("."), hf_config, None, torch.float32, torch.device(device))
@@ -72,7 +72,7 @@ def test_encoder_outputs_are_kept_for_as_many_tokens_as_the_cache_holds(
 
 
 def test_questions_about_images_seen_before_run_no_encoder(tiny_llava: Path) -> None:
-    """Of 16 tokens each, twice as many as a step takes."""
+    """Images of 16 tokens each, together twice as many as a step takes, are encoded once for two questions each."""
     images = [Image.new("RGB", (56, 56), (50 * i, 0, 0)) for i in range(4)]
     with LLM(tiny_llava, num_kv_blocks=40, max_num_batched_tokens=32) as llm:
         for question in ("What", "Where"):

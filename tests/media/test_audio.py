@@ -143,7 +143,7 @@ def test_files_with_something_around_the_audio() -> None:
 
 
 def test_mp3_without_index_is_read_to_its_end() -> None:
-    """Of these the decoder only guesses the length."""
+    """MP3 files whose length the decoder only guesses, for lack of an index, are read to their end."""
     data = mp3_without_index(tones(100_000), 44_100, 64_000)
     assert len(load(data)) == pytest.approx(100_000 * RATE / 44_100, abs=1500)
 
@@ -544,7 +544,7 @@ def test_the_rate_is_read_only_when_there_is_audio() -> None:
 
 
 def test_dummies() -> None:
-    """Of the length asked for, and each its own."""
+    """Dummy audios have the length asked for, and each is an array of its own."""
     first, second = dummy_audios(2, num_samples=1000)
     assert first.shape == (1000,)
     assert first.dtype == np.float32

@@ -214,7 +214,7 @@ def test_broken_exif_leaves_the_image_as_it_lies() -> None:
     ("format_name", "options"), [("GIF", {}), ("WEBP", {"lossless": True}), ("PNG", {}), ("TIFF", {})]
 )
 def test_first_frame_of_an_animation(format_name: str, options: dict[str, Any]) -> None:
-    """Of red, green, blue: red."""
+    """An animation of red, green, blue gives red."""
     frames = [Image.new("RGB", (8, 8), colour) for colour in (RED, GREEN, BLUE)]
     data = encoded(frames[0], format_name, save_all=True, append_images=frames[1:], **options)
     assert load_image(data, LIMIT).getpixel((4, 4)) == RED

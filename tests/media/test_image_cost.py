@@ -95,7 +95,7 @@ def heavy_files() -> dict[str, bytes]:
 
 @pytest.mark.full
 def test_an_image_takes_four_times_its_pixels_at_most(tmp_path: Path) -> None:
-    """Of resident memory, three bytes a pixel; beside the file's bytes, or the tensor that was given."""
+    """Reading takes at most 12 bytes of resident memory a pixel, beside the file's bytes or the given tensor."""
     names = []
     for name, data in heavy_files().items():
         names.append(tmp_path / name)
@@ -128,7 +128,7 @@ def test_an_image_in_bands_is_the_same_as_in_one(mode: str, form: str, monkeypat
 
 
 def test_arrays_in_bands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of any layout; what is wrong in the last band is refused as well."""
+    """Arrays of any layout keep their pixels when read in bands; what is wrong in the last band is refused as well."""
     monkeypatch.setattr("corellm.media.pixels._BAND_PIXELS", 700)
     pixels = np.asarray(gradient(100).convert("RGB"))
     for source in (pixels, pixels.astype(np.float64) / 255, torch.from_numpy(pixels.copy()).permute(2, 0, 1)):

@@ -208,7 +208,7 @@ def test_videos_are_opened_again_where_a_child_forgot_them(media_pool: MediaPool
 
 
 def test_frames_come_in_several_parts(media_pool: MediaPool) -> None:
-    """Of more than a child returns at once; an error comes after the frames before it."""
+    """Frames of more bytes than a child returns at once come in parts; an error comes after the frames before it."""
     large = [plain(n, 1920, 1080) for n in range(9)]  # 6 MB each
     data = encode(large, "mjpeg", "mov", pixels="yuvj420p")
     video = load_video(data, MultiModalConfig(), media_pool)

@@ -322,7 +322,7 @@ SAMPLE = range(10, 6000, 300)
 
 
 def test_ten_minutes_are_read_in_steps(ten_minutes: bytes) -> None:
-    """Of 6,000 frames 20 are read by decoding 220: the groups between are passed by."""
+    """A sample of 20 of 6,000 frames is read by decoding 220: the groups between are passed by."""
     pixels = len(SAMPLE) * 11 * WIDTH * HEIGHT
     video = load(ten_minutes, max_video_decoded_pixels=pixels)
     assert video.metadata.duration == pytest.approx(600)
@@ -540,7 +540,7 @@ def test_damaged_anywhere_nothing_worse_happens_than_an_error(name: str) -> None
 
 
 def test_a_frame_that_does_not_decode_is_named(file: bytes) -> None:
-    """Those before it can be read, and those of other groups."""
+    """The error names the broken frame; frames before it can be read, and those of other groups."""
     with av.open(BytesIO(file)) as container:
         packet = [p for p in container.demux(video=0) if p.size][9]
     broken = bytearray(file)

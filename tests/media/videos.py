@@ -22,7 +22,7 @@ WIDTH, HEIGHT = 64, 48
 
 
 def colour(number: int) -> tuple[int, int, int]:
-    """Of frame `number`: no two neighbours are alike."""
+    """The colour of frame `number`: no two neighbours are alike."""
     return number * 37 % 256, number * 91 % 256, number * 53 % 256
 
 

@@ -160,7 +160,7 @@ def test_threads_that_want_one_key_compute_it_once() -> None:
 
 @pytest.mark.parametrize("error", [RuntimeError("mine"), KeyboardInterrupt()])
 def test_an_error_is_its_callers_alone(error: BaseException) -> None:
-    """Of three waiting threads, one tries for itself and the other two get its value; nothing is left behind."""
+    """Three threads that wait for a failing one succeed: one tries for itself, two get its value; nothing is left."""
     cache, gate = ProcessorCache(10), Gate(error)
     calls: list[int] = []
 

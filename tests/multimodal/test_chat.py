@@ -55,7 +55,7 @@ def test_media_parts(part: dict[str, Any], modality: str, media: Any) -> None:
 
 
 def test_media_of_a_conversation_keep_their_order() -> None:
-    """Of each modality, through all messages."""
+    """Media of each modality keep their order through all messages."""
     contents = [["i1", "v1", "i2"], ["a1", "i3"], ["v2", "a2"]]
     names = {"i": "image", "v": "video", "a": "audio"}
     messages = [user(*({"type": names[m[0]], names[m[0]]: m} for m in content)) for content in contents]

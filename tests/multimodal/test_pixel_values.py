@@ -127,7 +127,7 @@ SIZES: list[tuple[type[Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("kind", "arguments"), SIZES)
 def test_images_are_resized_as_they_were(kind: Any, arguments: dict[str, Any]) -> None:
-    """Of any proportions, several at once and in other modes; the images given stay as they are."""
+    """Images of any proportions and mode, one or several, get transformers' pixels; those given stay as they are."""
     rng = np.random.default_rng(0)
     quick = kind()
     patch_processor(quick)

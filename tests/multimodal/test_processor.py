@@ -356,7 +356,7 @@ def test_embeddings_are_refused_with_the_adapters_reason() -> None:
 
 @pytest.mark.parametrize("error", [ProcessorKwargsError, PromptTooLongError, MediaError])
 def test_what_the_processor_refuses_names_the_item(error: type[Exception]) -> None:
-    """Of three images, the one."""
+    """The error names the one image of three that is refused."""
 
     def call(self: Toy, mm_data: Mapping[str, Any]) -> Mapping[str, Any]:
         if mm_data["image"][0].width == 7:

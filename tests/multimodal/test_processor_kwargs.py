@@ -113,7 +113,7 @@ def test_an_argument_that_no_other_modality_knows_is_kept() -> None:
     ],
 )
 def test_groups_are_checked(kwargs: dict[str, Any], message: str) -> None:
-    """Of a request, and of the operator."""
+    """Groups of arguments are checked, of a request and of the operator."""
     with pytest.raises(ProcessorKwargsError, match=f"^mm_processor_kwargs: {message}"):
         KwargsByModality({}, NAMES).resolve(kwargs)
     with pytest.raises(ProcessorKwargsError, match=message):

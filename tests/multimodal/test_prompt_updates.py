@@ -551,7 +551,7 @@ def test_long_prompts_are_cheap(filler):
 
 
 def test_targets_that_no_item_changes():
-    """Of replacements alone, and only where the target is the same for every item."""
+    """Targets of replacements alone are returned, and only those that are the same for every item."""
     updates = [
         PromptReplacement("image", target=[IMAGE], replacement="a"),
         PromptReplacement("image", target="<nl><img>", replacement="a"),  # <img> may stand alone elsewhere

@@ -97,7 +97,7 @@ def test_fields_of_messages(role: str) -> None:
 
 
 def test_what_is_only_output_is_dropped() -> None:
-    """Of an assistant's parts."""
+    """Parts of an assistant's message that are only output are dropped."""
     parts = [{"type": kind, kind: "x"} for kind in sorted(OUTPUT_PARTS)]
     (message,) = read_messages([{"role": "assistant", "content": [*parts, "y"]}], from_client=True)
     assert [part.value for part in message["content"]] == ["y"]
@@ -119,7 +119,7 @@ def test_no_media_are_dropped_with_output(part: Any) -> None:
 
 
 def test_a_prefix_is_continued() -> None:
-    """Of the last message, if it is the assistant's and says so."""
+    """The last message is continued if it is the assistant's and says so by `prefix`, which no earlier one may."""
     begun = {"role": "assistant", "content": "There are"}
     assert is_begun(read_messages([{**begun, "prefix": True}]))
     assert not is_begun(read_messages([{**begun, "prefix": False}]))

@@ -27,7 +27,7 @@ def ask(
 
 
 def widths(features: list[MultiModalFeature]) -> list[int]:
-    """Of which images the tensors are."""
+    """The widths of the images that the tensors were made of."""
     return [int(feature.data["pixel_values"].data[0]) for feature in features]
 
 

@@ -148,7 +148,7 @@ def test_embeddings() -> None:
 
 
 def test_dummies() -> None:
-    """Of the size asked for, no two frames alike, no two videos one array."""
+    """Dummy videos have the size asked for; no two frames are alike, no two videos one array."""
     videos = dummy_videos(2, width=12, height=8, num_frames=3)
     assert [video.shape for video in videos] == [(3, 8, 12, 3)] * 2
     assert not np.shares_memory(*videos)
@@ -160,7 +160,7 @@ def test_dummies() -> None:
 
 
 def test_limits() -> None:
-    """Of pixels and bytes when it is parsed, of frames when it is read."""
+    """Limits of pixels and bytes hold when a video is parsed, those of frames when it is read."""
     with pytest.raises(MediaTooLargeError, match=r"video 0: frame 0: .* 3072 pixels, .* 3000"):
         parse(ARRAY, max_video_pixels=3000)
     for form in (ARRAY, IMAGES):

@@ -19,7 +19,7 @@ from tests.scheduling.fake_worker import VOCABULARY, FakeWorker, expected_output
 
 MAX_PREEMPTIONS = 8
 LONGEST_PROMPT = 9 + 3 * (4 + 2) + 5
-"""Of `random_request`."""
+"""Length of the longest prompt of `random_request`."""
 
 
 @dataclass(kw_only=True)
@@ -39,7 +39,7 @@ class Setup:
     preemption: Literal["recompute", "swap"] = "recompute"
     prefix_caching: bool = True
     window: int | None = None
-    """Of a layer in which blocks have places of their own."""
+    """Most tokens that a token sees in layers where blocks have places of their own; None without such layers."""
     drafts: bool = False
     """Whether the worker guesses tokens."""
 

@@ -83,7 +83,7 @@ def old_memory(group: str, limit: object, used: object, cached: object = 0) -> d
 def test_memory(
     membership: str, files: dict[str, object], free: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the tightest group, with the cached files that can go."""
+    """Free memory is that of the tightest group, with the cached files that can be dropped."""
     lay_out(tmp_path, membership, files, monkeypatch)
     assert control_group.free_memory() == free
 

@@ -60,7 +60,7 @@ def test_words_stay() -> None:
 
 
 def outputs_of_broken(stage: str, refs: list[weakref.ref[Any]]) -> list[Any]:
-    """Of two prompts with images, on an engine that is closed again; what it held is noted in `refs`."""
+    """Outputs of two prompts with images, on an engine that is closed again; what it held is noted in `refs`."""
     prompts = [{"prompt": "<image> a", "multi_modal_data": {"image": random_image(40, 30, seed)}} for seed in (1, 2)]
     with LLM("demo", device="cpu") as llm:  # a GPU replays encoders that it captured
         runner = llm.engine.runner

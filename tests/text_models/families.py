@@ -92,4 +92,4 @@ of a part of each head, learned positions, embeddings of another width, tied one
 values of another size than keys, layers that share those of another, experts."""
 
 READ_VALUES = {"OlmoeForCausalLM", "GptOssForCausalLM", "Gemma3nForCausalLM"}
-"""Those whose experts, or whose sparse activations, read values, so that a step cannot be captured."""
+"""Architectures whose experts, or whose sparse activations, read values, so that a step cannot be captured."""

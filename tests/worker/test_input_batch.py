@@ -83,7 +83,7 @@ def with_spans(chunks: list[SequenceChunk], states: list[SequenceState], *, wind
 
 
 def test_tokens_of_a_span_see_it_to_its_end() -> None:
-    """Of a chunk that has it, also where the prefix cache had its beginning; all others see up to themselves."""
+    """A span's tokens in a chunk see it to its end, even if it began in the prefix cache; others up to themselves."""
     state, other = make_state(12), make_state(4)
     state.sequence.part = {"spans": [(2, 5), (7, 10)]}
     table = list(range(1, 13))

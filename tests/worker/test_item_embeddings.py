@@ -29,7 +29,7 @@ def items(count: int) -> list[MultiModalFeature]:
     [(0, 1, []), (0, 2, [0]), (2, 1, [0]), (3, 3, []), (1, 6, [0, 1]), (0, 100, [0, 1, 2]), (14, 1, []), (90, 1, [])],
 )
 def test_the_items_of_a_chunk(start: int, num_tokens: int, expected: list[int]) -> None:
-    """Those with an embedding among its tokens."""
+    """The items of a chunk are those with an embedding among its tokens."""
     assert [item.index for item in item_slices(items(3), start, start + num_tokens)] == expected
     assert list(item_slices([], start, start + num_tokens)) == []
 

@@ -114,7 +114,7 @@ class Rotary:
     sin: Tensor
     """Both `[num_tokens, rotary_size]`, or `[3, num_tokens, rotary_size]` with `sections`."""
     sections: tuple[int, int, int] | None = None
-    """For M-RoPE: number of channels of each half for the positions in time, height and width."""
+    """Number of channels of each half for the positions in time, height and width, in M-RoPE."""
 
     def rotate(self, x: Tensor) -> Tensor:
         """Return `x`, `[num_tokens, heads, head_size]`, rotated."""

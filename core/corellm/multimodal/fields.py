@@ -45,9 +45,9 @@ class MultiModalFieldConfig:
 
     field: MultiModalField
     ranges: tuple[tuple[int, int | None], ...] = ()
-    """For `flat`: each item's `[start, stop)`; a `stop` of None is the end."""
+    """Ranges of `flat`: each item's `[start, stop)`; a `stop` of None is the end."""
     batch_size: int = 0
-    """For `shared`: how many items have the value."""
+    """Number of items that have the value of `shared`."""
 
     @staticmethod
     def batched(modality: str) -> MultiModalFieldConfig:

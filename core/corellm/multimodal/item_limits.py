@@ -12,7 +12,7 @@ NO_LIMITS = MultiModalConfig(
     max_image_pixels=sys.maxsize, max_video_pixels=sys.maxsize, max_video_frames=sys.maxsize,
     max_video_bytes=sys.maxsize, max_video_decoded_pixels=sys.maxsize, max_audio_seconds=float(2**31),
 )  # fmt: skip
-"""For what does not come from users."""
+"""Limits of what does not come from users."""
 
 
 def lowered_limits(supported: Mapping[str, int | None], config: MultiModalConfig) -> dict[str, int | None]:

@@ -11,7 +11,7 @@ from corellm.scheduling.batch import TokenLogprobs
 from corellm.system.transfers import Download
 
 ALL = -1
-"""For the number of most likely tokens: the whole vocabulary."""
+"""Number of most likely tokens that stands for the whole vocabulary."""
 _LOGIT_ROWS = 128
 """Prompt positions whose logits are held at once."""
 _ALL_ROWS = 8

@@ -141,11 +141,12 @@ class StepResult:
     sampled: dict[str, list[int]] = field(default_factory=dict)
     """Request id to the next tokens, for every chunk with `samples`: the drafts that were right, and one more."""
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
-    """For each sampled token, where the request asked for them."""
+    """Request id to the log-probabilities of each sampled token, where the request asked for them."""
     drafts: dict[str, list[int]] = field(default_factory=dict)
     """Request id to guesses of the tokens after its sampled ones; the next step checks as many as it has room for."""
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
-    """For the prompt tokens `start + 1 ... start + num_tokens` of this step's chunk, as far as the prompt goes."""
+    """Request id to the log-probabilities of the prompt tokens `start + 1 ... start + num_tokens` of this step's chunk,
+    as far as the prompt goes."""
     made: dict[str, Any] = field(default_factory=dict)
     """Request id to what was made of the prompt, for every `prompt_task` whose last chunk this was."""
     failed: dict[str, CorellmError] = field(default_factory=dict)

@@ -63,7 +63,7 @@ class CudaGraph:
 
 
 _ONE_AT_A_TIME = threading.RLock()
-"""For what changes settings of the whole process."""
+"""Lock for what changes settings of the whole process."""
 
 
 @contextmanager

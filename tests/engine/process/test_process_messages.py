@@ -104,7 +104,7 @@ def test_what_cannot_cross_is_refused() -> None:
 
 
 def test_messages_keep_their_order_and_descriptors(channels: tuple[Channel, Channel]) -> None:
-    """Of small messages and of those that take many packets; a descriptor comes with its own message."""
+    """Small messages and those of many packets keep their order; a descriptor comes with its own message."""
     ours, theirs = channels
     files = [os.memfd_create(name) for name in ("a", "b")]
     for name, file in zip(b"ab", files, strict=True):

@@ -1,1 +1,1 @@
-"""Of `corellm_kernels.cpu`: kernels equal torch, results do not depend on what runs beside them, plans equal steps."""
+"""Tests of `corellm_kernels.cpu`: kernels equal torch, what runs beside them changes no result, plans equal steps."""

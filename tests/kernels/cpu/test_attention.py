@@ -22,7 +22,7 @@ from tests.system.allocated import needs_glibc
 BLOCK, LENS = 16, [(1, 70), (1, 1), (1, 129), (40, 40), (7, 100), (33, 65)]
 """Query tokens and tokens of each sequence."""
 SINKS = torch.linspace(3, -2, 40)
-"""Of up to 40 heads; with some of them, most of what a softmax is made of."""
+"""Sinks of up to 40 heads; some of them are most of what a softmax is made of."""
 
 
 class Step:
@@ -53,7 +53,7 @@ class Step:
         return torch.randn(shape, generator=self.generator).to(self.dtype)
 
     def metadata(self) -> AttentionMetadata:
-        """Of the step."""
+        """The metadata of the step."""
         query_lens, lens = [n for n, _ in LENS], [length for _, length in LENS]
         starts = torch.tensor([0, *query_lens]).cumsum(0).int()
         return AttentionMetadata(3, query_lens, lens, starts, torch.tensor(lens), self.tables, self.slots)
@@ -146,7 +146,7 @@ SHAPES = [(4, 64), (4, 20), (10, 64), (14, 64), (16, 20), (40, 64)]
 def test_a_token_is_the_same_bits_in_any_chunk(
     options: dict[str, Any], dtype: torch.dtype, quantized: bool, heads: int, size: int
 ) -> None:
-    """Of 300 tokens, so that the running maximum changes: as one prompt, in chunks, as decodes.
+    """A sequence of 300 tokens, where the running maximum changes, is the same bits whole, in chunks and as decodes.
 
     Keys and values of many rows are copied into columns; those of few rows only where vectors do not fit, into rows.
     """
@@ -213,7 +213,7 @@ def test_scores_may_be_very_low(heads: int) -> None:
 
 @pytest.mark.parametrize("window", [300, 2**32 + 5, 2**63 - 1])
 def test_a_window_beyond_all_tokens_is_none(window: int) -> None:
-    """Of any size."""
+    """A window of any size beyond all tokens gives the same bits as none."""
     step = Step(4, 2, 64, torch.float32)
     tokens = step.draw(70, 4, 64), step.draw(70, 2, 64), step.draw(70, 2, 64)
     cuts = [0, 60, 70]

@@ -107,7 +107,7 @@ def test_large_and_missing_numbers(name: str) -> None:
 
 @pytest.mark.parametrize("default", [torch.float32, torch.bfloat16, torch.float64])
 def test_modules_are_recognized_by_what_they_compute(default: torch.dtype, default_dtype: SetDtype) -> None:
-    """Those of transformers and torch, whatever torch's default type is; others stay, and those with hooks."""
+    """Activations of transformers and torch are fused, with any default type; others stay, and those with hooks."""
     default_dtype(default)
     known = [ACT2FN[name] for name in ("quick_gelu", "gelu", "gelu_pytorch_tanh", "gelu_new", "silu", "relu")]
     known.append(nn.ReLU(inplace=True))  # before those that change no positive number

@@ -30,7 +30,7 @@ class Start(_Message):
     """Load a model. The first message, and the only one before `Ready`."""
 
     engine_args: dict[str, Any]
-    """For `EngineConfig.from_kwargs`."""
+    """Arguments of `EngineConfig.from_kwargs`."""
     log_level: int
     log_as_json: bool
 
@@ -94,7 +94,7 @@ class Ready(_Message):
     block_size: int
     num_kv_blocks: int
     tasks: tuple[str, ...]
-    """That requests may have."""
+    """Tasks that requests may have."""
     reads_pairs: bool
 
 

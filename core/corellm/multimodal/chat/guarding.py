@@ -16,7 +16,7 @@ GUARD = "\ue0c0"
 """A private-use character that no special token contains. Text loses any that it has."""
 
 TEXT_BOUNDARY = GUARD
-"""For a prompt that `make_context` writes: texts beside it are tokenized apart. It is no part of the prompt's text."""
+"""Boundary in a prompt that `make_context` writes: texts beside it are tokenized apart. It is no part of the text."""
 
 
 class Guard:

@@ -24,9 +24,9 @@ class Guards:
     """The guards of a conversation's text, by who wrote it."""
 
     others: Guard
-    """For text of users, tools and the assistant."""
+    """Guard of the text of users, tools and the assistant."""
     operator: Guard
-    """For text of the operator: system messages, tools' descriptions, template arguments."""
+    """Guard of the operator's text: system messages, tools' descriptions, template arguments."""
 
     def of(self, role: str) -> Guard:
         """The guard of a message's text."""

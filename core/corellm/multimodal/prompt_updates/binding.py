@@ -101,7 +101,7 @@ class _Binder:
         self._occurrences = occurrences
         self._landmarks: dict[str, int] = {}
         self._cursors: dict[object, int] = {}
-        """For each modality and set of alternatives, the end of the last place: the next one is not before it."""
+        """The end of the last place, by modality and set of alternatives: the next one is not before it."""
 
     def bind(self, options: Sequence[ResolvedUpdate]) -> None:
         """Bind one item to the first of its alternatives that has a place.

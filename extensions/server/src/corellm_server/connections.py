@@ -33,7 +33,7 @@ _FULL_SECONDS = 0.05
 _GRACE_SECONDS = 1.0
 """In which a request comes after its connection, or after the one before."""
 _OTHER_DESCRIPTORS = 256
-"""For files, child processes and media of requests."""
+"""Descriptors for files, child processes and media of requests."""
 
 
 class Connections:

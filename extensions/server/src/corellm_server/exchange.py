@@ -64,7 +64,7 @@ class Exchange:
         """What the client was told went wrong."""
         self.num_prompt_tokens = 0
         self.num_output_tokens = 0
-        """That the engine has returned, also if the request was aborted then."""
+        """Output tokens that the engine has returned, also if the request was aborted then."""
         self.stages = note_stages()
         """What was done for it before the engine, and when."""
         self.outputs: list[RequestOutput | PoolingRequestOutput[PoolingOutput]] = []

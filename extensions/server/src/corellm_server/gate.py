@@ -27,9 +27,9 @@ from corellm_server.stages import stage
 from corellm_server.tasks import cancelled
 
 OPEN_ROUTES = frozenset({"/health", "/ready"})
-"""For probes, which have no keys."""
+"""Routes of probes, which have no keys."""
 FORM_ROUTES = frozenset({"/v1/audio/transcriptions"})
-"""Whose bodies are forms with a file; all others are JSON."""
+"""Routes whose bodies are forms with a file; all others are JSON."""
 _LARGE_BYTES = 4 << 20
 """Size from which on a request's memory goes back to the system, once it and all others of this size have ended."""
 

@@ -31,9 +31,9 @@ from corellm_server.watchdog import Watchdog
 logger = logging.getLogger(__name__)
 
 _LAST_SECONDS = 1
-"""For responses of aborted requests to get out."""
+"""Time for responses of aborted requests to get out."""
 _DEAD_SECONDS = 1.0
-"""For clients and probes to see that the engine is dead."""
+"""Time for clients and probes to see that the engine is dead."""
 _LOOK_SECONDS = 0.1
 """Between two looks at whether the engine lives."""
 

@@ -27,7 +27,7 @@ from corellm_server.logs import PROBES
 from corellm_server.stages import Stage
 
 _CLOSE_SECONDS = 1.0
-"""For the spans of the last requests to get out; a receiver that hangs keeps no server from ending."""
+"""Time for the spans of the last requests to get out; a receiver that hangs keeps no server from ending."""
 _OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/responses": "chat",

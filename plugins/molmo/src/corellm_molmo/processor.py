@@ -31,7 +31,7 @@ _TEMPLATE = (
     "{% for message in messages %}{{ ' ' + message['role'].capitalize() + ': ' + message['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}{{ ' Assistant:' }}{% endif %}"
 )
-"""For checkpoints without a chat template."""
+"""Chat template of checkpoints without one."""
 
 ImageKwargs = TypedDict("ImageKwargs", {"max_crops": int})  # noqa: UP013 -- with types, not their names
 """Arguments of a request."""

@@ -1,4 +1,4 @@
-"""Whose state lies in which row, and of how many tokens it is. Plain numbers, no tensors.
+"""Rows of recurrent states: whose state lies in which row, and of how many tokens it is. Plain numbers, no tensors.
 
 A step reads a sequence's row and writes to another one, which becomes the sequence's own only when the step is
 committed: until then the step can run again.

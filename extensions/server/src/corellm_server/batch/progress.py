@@ -90,7 +90,7 @@ class Progress:
 
     @property
     def _kind(self) -> str:
-        """Whose tokens are told per second: a model that pools has no outputs of tokens."""
+        """The kind of tokens that are told per second: a model that pools has no outputs of tokens."""
         return "prompt" if self._num_prompt_tokens and not self._num_output_tokens else "output"
 
     @property

@@ -20,7 +20,7 @@ _TEXT = {"text/plain": {"schema": {"type": "string"}}}
 
 
 class Status(BaseModel):
-    """That everything is well; else there is an error."""
+    """The answer that everything is well; else there is an error."""
 
     status: str = "ok"
 

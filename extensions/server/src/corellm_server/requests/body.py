@@ -24,7 +24,7 @@ class _FirstError(FailFast):
 
 
 FIRST_ERROR = _FirstError()
-"""For every list, or an error of a thousand bytes is made for each wrong element."""
+"""Annotation of every list: without it an error of a thousand bytes is made for each wrong element."""
 
 _KINDS = {
     "string_type": "a string",

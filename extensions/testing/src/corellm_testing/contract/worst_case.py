@@ -49,7 +49,7 @@ class WorstCaseRules(ArgumentRules):
     @pytest.fixture(scope="class")
     @classmethod
     def searches(cls, subject: Subject) -> dict[str, Search]:
-        """For each modality a search for its largest item, once for all rules."""
+        """A search for the largest item of each modality, once for all rules."""
         return {modality: _searched(subject, modality) for modality in subject.modalities}
 
     def test_the_dummy_is_the_stated_maximum(self, subject: Subject, searches: Mapping[str, Search]) -> None:
