@@ -6,6 +6,7 @@ Writes and reads bytes itself: clients that misbehave are what it is for.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -30,12 +31,26 @@ class Manner:
 PATIENT = Manner()
 
 
-async def send(address: tuple[str, int], path: str, body: bytes, manner: Manner = PATIENT) -> tuple[Outcome, str]:
-    """Send a request; returns what became of it, and the response's body."""
+async def send(
+    address: tuple[str, int],
+    path: str,
+    body: bytes,
+    manner: Manner = PATIENT,
+    opening: contextlib.AbstractAsyncContextManager[object] | None = None,
+) -> tuple[Outcome, str]:
+    """Send a request; returns what became of it, and the response's body.
+
+    Args:
+        address, path, body: of the request.
+        manner: of the client.
+        opening: held from the connection to the request's head; a semaphore keeps a crowd from connecting faster than
+            it sends.
+    """
     size = 256 if manner.pause else 1 << 16
-    reader, writer = await asyncio.open_connection(*address, limit=size)
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
-    writer.write(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode())
+    async with opening or contextlib.nullcontext():
+        reader, writer = await asyncio.open_connection(*address, limit=size)
+        writer.write(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode())
     try:
         writer.write(body[: int(len(body) * manner.sends)])
         await writer.drain()

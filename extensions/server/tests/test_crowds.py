@@ -76,11 +76,8 @@ def test_row_28_requests_at_once(served: Command, count: int) -> None:
     text, before = served.text_of("hello"), Footprint.of(served.process.pid, served.http)
 
     async def at_once() -> Counter[str]:
-        sent = []
-        for _ in range(count):
-            sent.append(asyncio.create_task(send(address(served), CHAT, body)))
-            await asyncio.sleep(0)  # a client that is connected sends, and does not wait until all are
-        ended = await asyncio.gather(*sent)
+        opening = asyncio.Semaphore(64)  # a client that is connected sends within the second that the server grants it
+        ended = await asyncio.gather(*(send(address(served), CHAT, body, opening=opening) for _ in range(count)))
         texts = [json.loads(said)["choices"][0]["message"]["content"] for kind, said in ended if kind == "completed"]
         assert set(texts) == {text}
         refused = {said.split("{")[0].strip() for kind, said in ended if kind == "failed"}
