@@ -433,7 +433,7 @@ def test_an_attribute_that_the_constructor_sets(install: Install) -> None:
 
 
 def test_an_authors_own_attributes_are_left_alone(install: Install) -> None:
-    """Attributes, unless nearly one of the contract's for which no hook stands in, and methods are left alone."""
+    """Methods are, and attributes whose names are not nearly one of the contract's."""
     own = "        text_per_step = 20\n        image_token = '<image>'\n        def placeholder(self): return ''\n"
     install("toy", GOOD + own)
     assert find_adapter(["ToyForCausalLM"]).load()

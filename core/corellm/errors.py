@@ -4,7 +4,7 @@
     ├── ConfigError                     400    an engine argument is wrong
     ├── MissingExtraError               501    an optional dependency is not installed
     ├── AbsentNameError                 501    a name other engines export and corellm does not
-    ├── AbsentMethodError               501    a method other engines have and corellm does not
+    ├── AbsentMethodError               501    a method of other engines, or of an extension that is absent
     ├── CheckpointError                 500    the checkpoint is absent, incomplete or broken
     ├── PluginError                     500    something is wrong with an installed plugin
     │   ├── PluginNotFoundError                no installed plugin serves this architecture
@@ -71,7 +71,7 @@ class AbsentNameError(CorellmError, ImportError):
 
 
 class AbsentMethodError(CorellmError, AttributeError):
-    """A method that objects of other engines have and this one does not; the message has what to use instead."""
+    """A method of other engines, or of an extension that is not installed; the message has the way out."""
 
     status = 501
 

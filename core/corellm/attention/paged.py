@@ -25,7 +25,7 @@ ATTENTION_NAME = "corellm_paged"
 class PagedStep(Protocol):
     """What a forward pass gets as `paged`."""
 
-    states: CrossAttention | None = None
+    cross_attention: CrossAttention | None = None
     """How layers attend to encoders' states, of an encoder-decoder."""
 
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
@@ -52,7 +52,7 @@ class PagedAttention(PagedStep):
     placed: AttentionMetadata | None = None
     """`metadata` for `placed_layers`, in which blocks have places of their own."""
     placed_layers: frozenset[int] = frozenset()
-    states: CrossAttention | None = None
+    cross_attention: CrossAttention | None = None
 
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
         """See `PagedStep`."""
@@ -99,8 +99,9 @@ def paged_attention(
     step = _checked(module, paged, attention_mask)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer: int = module.layer_idx  # type: ignore[assignment]  # every transformers attention layer has one
-    if step.states is not None and key is step.states.keys:
-        return step.states.attend(layer, query[0].transpose(0, 1), scale, softcap)[None], None
+    cross = step.cross_attention
+    if cross is not None and key is cross.keys:
+        return cross.attend(layer, query[0].transpose(0, 1), scale, softcap)[None], None
     query, key, value = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
     call = AttentionCall(query, key, value, scale, sliding_window, rotary, softcap, s_aux)
     return step.attend(layer, call)[None], None

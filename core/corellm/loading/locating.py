@@ -71,7 +71,7 @@ def _use(config: ModelConfig, path: Path, architectures: tuple[str, ...]) -> Mod
     if offers:
         use: ModelUse = offers[0][1]
         return use
-    generating = {"runner": ("auto", "generate"), "convert": ("auto", "none"), "pooler_config": (None,)}
+    generating = {"runner": ("auto", "generate"), "convert": ("auto", "none"), "pooler_config": (None, {})}
     for name, values in generating.items():
         if (value := getattr(config, name)) not in values:
             raise MissingExtraError(

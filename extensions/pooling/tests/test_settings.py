@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from corellm.config import ModelConfig
 from corellm.errors import CheckpointError, ConfigError, InvalidParameterError
+from corellm.loading.locating import locate
 from corellm.loading.model_use import ModelUse
 from corellm.pooling_params import POOLING_TASKS, PoolerConfig, PoolingParams
 from corellm_pooling.sentence_transformers import read_stated_pooling
@@ -188,6 +190,13 @@ def test_wrong_pooler_config(given: object, message: str) -> None:
     """A pooler's configuration is checked key by key."""
     with pytest.raises(ConfigError, match=message):
         PoolerConfig.of(given)  # type: ignore[arg-type]
+
+
+def test_a_pooler_config_for_a_model_that_generates_text(tiny_llava: Path) -> None:
+    """It is refused before weights are read, unless it is empty."""
+    with pytest.raises(ConfigError, match="pools nothing"):
+        locate(ModelConfig(model=str(tiny_llava), pooler_config={"pooling_type": "MEAN"}))
+    assert locate(ModelConfig(model=str(tiny_llava), pooler_config={})).use.tasks == ("generate",)
 
 
 def write_modules(path: Path, kinds: list[str], pooling: dict[str, object]) -> None:

@@ -64,7 +64,7 @@ class CompiledAttention(AttentionBackend):
                 "give all in the cache's type"
             )
         query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (call.query, call.key, call.value))
-        out = empty((*query.shape[:2], value.shape[2]), query.dtype)
+        out = empty((*query.shape[:2], cache.value.shape[3]), query.dtype)
         tables, starts = metadata.block_tables, metadata.query_start_loc
         lens, slots = metadata.seq_lens_tensor.long(), metadata.slot_mapping
         visible, span_starts = metadata.visible_lens, metadata.span_starts

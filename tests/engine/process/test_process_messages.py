@@ -18,12 +18,17 @@ from corellm import errors
 from corellm.config import EngineConfig
 from corellm.engine.process import messages
 from corellm.engine.process.channel import MAX_MESSAGE_BYTES, Channel
+from corellm.engine.process.codec import RequestCodec
+from corellm.engine.process.engine_main import EngineLoop
 from corellm.engine.process.faults import Fault, to_error, to_fault
 from corellm.engine.process.messages import Delta, Outputs
 from corellm.engine.process.remote_engine import RemoteEngine
 from corellm.engine.process.tensors import TensorMemory, map_memory, restore
-from corellm.errors import ConfigError, CorellmError, ItemLimitError, ProcessingError, RequestFailedError
+from corellm.errors import ConfigError, ContractError, CorellmError, ItemLimitError, ProcessingError, RequestFailedError
+from corellm.frontend.input_processor import ProcessedPrompt
+from corellm.loading.model_use import ModelUse
 from corellm.multimodal.nested import same_values
+from corellm.sampling_params import SamplingParams
 
 DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool,
@@ -186,3 +191,37 @@ def test_arguments_that_cannot_cross_are_refused() -> None:
     """Before a process is started."""
     with pytest.raises(ConfigError, match=r"hf_overrides=.* cannot be sent"):
         RemoteEngine(EngineConfig.from_kwargs(model="m", hf_overrides=lambda config: config))
+
+
+class Refusing:
+    """An engine that notes what it is given."""
+
+    use = ModelUse()
+
+    def __init__(self) -> None:
+        self.added: list[tuple[str, SamplingParams]] = []
+
+    def add_prepared(self, request_id: str, prompt: Any, params: SamplingParams, *, arrival_time: float) -> None:
+        self.added.append((request_id, params))
+
+
+def test_parameters_that_cannot_be_read_fail_one_request(channels: tuple[Channel, Channel]) -> None:
+    """The engine goes on, and takes the next one as it was sent."""
+    near, far = channels
+    engine, params = Refusing(), SamplingParams(temperature=0.5, stop=["x"], seed=3)
+    loop = EngineLoop(engine, far)  # type: ignore[arg-type]
+    for name, given_params in (("bad", {"temperature": "hot"}), ("good", params)):
+        add = messages.Add(name, [1], messages.msgspec.Raw(messages.encode(given_params)), [], None, 0, 0.0)
+        loop._take(messages.encode(add), None)
+    ((data, _),) = near.receive(10)
+    outputs = messages.decode_from_engine(data)
+    assert isinstance(outputs, Outputs)
+    (delta,) = outputs.deltas
+    assert (delta.request_id, delta.finished) == ("bad", True)
+    assert delta.fault is not None
+    assert engine.added == [("good", params)]
+
+
+def test_parameters_of_a_use_without_a_codec_are_refused() -> None:
+    with pytest.raises(ContractError, match="Fault cannot go to an engine in another process"):
+        RequestCodec().in_flight(ProcessedPrompt(None, [1]), Fault("", "", {}))

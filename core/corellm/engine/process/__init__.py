@@ -7,5 +7,5 @@ Both speak over a channel that only they have. Nothing that is received is unpic
     engine_main     the engine's process
     messages        what they tell each other, with `faults` and `items`; over a `channel`
     tensors         an item's tensors, in shared memory
-    in_flight       a request as the API process sees it: deltas in, outputs out
+    codec           parameters and outputs of requests as messages, and what joins deltas again
 """

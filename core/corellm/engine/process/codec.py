@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from corellm.engine.process.faults import to_error, to_fault
 from corellm.engine.process.messages import Delta
+from corellm.errors import ContractError
 from corellm.frontend.input_processor import ProcessedPrompt
 from corellm.multimodal.inputs import PlaceholderRange
 from corellm.outputs import RequestOutput
@@ -35,7 +36,15 @@ class RequestCodec:
         Args:
             prompt: as it is sent.
             params: the request's own.
+
+        Raises:
+            ContractError: the parameters are of a use that has no codec.
         """
+        if not isinstance(params, SamplingParams):
+            raise ContractError(
+                f"{type(params).__name__} cannot go to an engine in another process: the model's use has parameters of "
+                "its own, and needs a codec (ModelUse.codec)"
+            )
         joins = params.output_kind is RequestOutputKind.CUMULATIVE
         if joins:
             params.output_kind = RequestOutputKind.DELTA

@@ -66,6 +66,7 @@ class RemoteEngine:
         with collector_paused():
             located = locate(config.model)  # refuses before a process is started, as the next line does
             refuse_early(config, located)
+            self._codec = located.use.codec or RequestCodec()
             set_up_threads()
             self._process = Process()
             try:
@@ -81,7 +82,6 @@ class RemoteEngine:
         self.num_steps = 0
         """Steps that the engine finished."""
         self.use = located.use
-        self._codec = located.use.codec or RequestCodec()
         self._default_params = located.sampling
         self._last_heard = time.monotonic()
         self._requests: dict[str, InFlightRequest] = {}

@@ -16,7 +16,7 @@ from transformers import EncoderDecoderCache
 
 from corellm.transformers_releases import cache_argument
 
-WriteKeys = Callable[[int, Tensor, Tensor], None]
+WriteKeysAndValues = Callable[[int, Tensor, Tensor], None]
 """Takes a layer, and keys and values of the step's new states, `[num_new_states, num_kv_heads, head_size]`."""
 
 
@@ -29,10 +29,10 @@ class CrossAttentionCache(EncoderDecoderCache):  # type: ignore[misc]  # transfo
         write: gets those of new states; None if the step has no new ones.
     """
 
-    def __init__(self, positions: Tensor, keys: Tensor, write: WriteKeys | None) -> None:
+    def __init__(self, positions: Tensor, keys: Tensor, write: WriteKeysAndValues | None) -> None:
         # the base's own `__init__` wants caches that hold something
         self.self_attention_cache: Any = _OwnTokens(positions)
-        self.cross_attention_cache: Any = _EncoderLayers(keys, write)
+        self.cross_attention_cache: Any = _EncoderKeys(keys, write)
         self.is_updated: Any = {} if write is not None else _Always()
 
 
@@ -74,10 +74,10 @@ class _OwnTokens:
         return query_length, 0
 
 
-class _EncoderLayers:
+class _EncoderKeys:
     """Stands for the cached keys and values of states."""
 
-    def __init__(self, keys: Tensor, write: WriteKeys | None) -> None:
+    def __init__(self, keys: Tensor, write: WriteKeysAndValues | None) -> None:
         self._keys, self._write = keys, write
         self.layers = _EveryLayer(keys)
 
@@ -89,7 +89,7 @@ class _EncoderLayers:
 
 
 class _EveryLayer:
-    """The layers of `_EncoderLayers`: all the same."""
+    """The layers of `_EncoderKeys`: all the same."""
 
     def __init__(self, keys: Tensor) -> None:
         self._layer = SimpleNamespace(keys=keys, values=keys)

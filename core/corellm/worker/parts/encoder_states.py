@@ -68,7 +68,7 @@ class EncoderStates(StepPart):
 
     def attention(self, batch: FlatBatch) -> Mapping[str, Any]:
         """Return how layers attend to states."""
-        return {"states": self._attention}
+        return {"cross_attention": self._attention}
 
     def profile(self) -> None:
         """Run the encoder on a prompt with as many states as there can be."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from corellm.config import ModelConfig
-from corellm.errors import InvalidParameterError
+from corellm.errors import ConfigError, InvalidParameterError
 from corellm.loading.model_use import ModelUse
 from corellm.pooling_params import PoolerConfig, PoolingParams
 from corellm.sampling_params import SamplingParams
@@ -42,7 +42,14 @@ def use_of(config: ModelConfig, path: Path, architectures: Sequence[str]) -> Poo
     PoolerConfig.of(config.pooler_config)  # refused before weights are read
     stated = read_stated_pooling(path) is not None
     conversion = resolve(config.runner, config.convert, (*architectures, "")[0], states_pooling=stated)
-    return None if conversion is None else PoolingUse(conversion)
+    if conversion is not None:
+        return PoolingUse(conversion)
+    if config.pooler_config:
+        raise ConfigError(
+            f"pooler_config={config.pooler_config!r:.100}: the model was loaded to generate text, which pools nothing; "
+            "set convert='embed' or convert='classify', or leave it out"
+        )
+    return None
 
 
 class PoolingUse(ModelUse):

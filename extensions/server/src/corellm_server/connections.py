@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 _BACKLOG = 2048
 _LOOK_SECONDS = 1.0
 _FULL_SECONDS = 0.05
-"""Between two looks for room, where all connections have requests in flight."""
+"""Time between two looks for room, where all connections have requests in flight."""
 _GRACE_SECONDS = 1.0
-"""In which a request comes after its connection, or after the one before."""
+"""Time in which a request must come after its connection, or after the one before, where all are taken."""
 _OTHER_DESCRIPTORS = 256
 """Descriptors for files, child processes and media of requests."""
 
