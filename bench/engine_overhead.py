@@ -12,6 +12,7 @@ import argparse
 import random
 import statistics
 import time
+from typing import cast
 
 import torch
 
@@ -23,7 +24,7 @@ from corellm.scheduling.block_manager import BlockManager
 from corellm.scheduling.encoder_cache import EncoderCache
 from corellm.scheduling.request import Request
 from corellm.scheduling.scheduler import Scheduler
-from corellm.worker.decode_graphs import StaticInputs
+from corellm.worker.decode_graphs import DecodeGraphs, StaticInputs
 from corellm.worker.input_batch import FlatBatch
 
 RUNNING = 64
@@ -93,7 +94,7 @@ class FreeGraphs:
 def host_step(num_seqs: int, *, stream: bool) -> float:
     """Milliseconds of a decode step of `num_seqs` sequences."""
     engine = LLMEngine.from_kwargs(model="demo", max_num_seqs=num_seqs, num_kv_blocks=20 * num_seqs, max_model_len=256)
-    engine.runner.graphs = FreeGraphs(num_seqs, engine.runner.vocab_size)
+    engine.runner.graphs = cast(DecodeGraphs, FreeGraphs(num_seqs, engine.input_processor.vocab_size))
     params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
     for i in range(num_seqs):
         engine.add_request(str(i), {"prompt_token_ids": [5] * 20}, params, stream=stream)

@@ -18,7 +18,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
@@ -91,7 +91,7 @@ def requests(shown: Sequence[Any], question: str) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def clocked(owner: Any, name: str, stage: str, spent: Counter[str]) -> Iterator[None]:
+def clocked(owner: Any, name: str, stage: str, spent: defaultdict[str, float]) -> Iterator[None]:
     """Add the seconds that calls of a function take to a stage."""
     original = getattr(owner, name)
 
@@ -117,9 +117,9 @@ def seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def stages(llm: LLM, prompts: Sequence[Any]) -> Counter[str]:
+def stages(llm: LLM, prompts: Sequence[Any]) -> defaultdict[str, float]:
     """Seconds of each stage, for all prompts."""
-    spent: Counter[str] = Counter()
+    spent = defaultdict[str, float](float)
     prepared: list[Any] = []
     process = llm.engine.input_processor.process
     with ExitStack() as stack:
@@ -137,7 +137,7 @@ def stages(llm: LLM, prompts: Sequence[Any]) -> Counter[str]:
 def measure(llm: LLM, form: str, size: tuple[int, int], count: int, turns: int) -> None:
     """Print a line for new images, and one for those again."""
     rates: dict[str, list[float]] = {"new": [], "again": [], "same": []}
-    spent: dict[str, list[Counter[str]]] = {"new": [], "again": []}
+    spent: dict[str, list[defaultdict[str, float]]] = {"new": [], "again": []}
     for turn in range(turns):
         shown = images(form, size, count, turn)
         for kind, question in (("new", "What is"), ("again", "Who made"), ("same", "Who made")):

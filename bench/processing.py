@@ -37,6 +37,7 @@ from sklearn.datasets import load_sample_images
 
 from corellm import EngineConfig
 from corellm.loading.loading import LoadedModel, load
+from corellm.loading.locating import locate
 from corellm_qwen_vl.original.reference import pixels
 
 RATE = 16_000
@@ -182,7 +183,8 @@ def open_family(family: Family, path: Path) -> LoadedModel:
         settings = json.loads((path / name).read_text(encoding="utf-8"))
         merge(settings, changes)
         (path / name).write_text(json.dumps(settings), encoding="utf-8")
-    return load(EngineConfig.from_kwargs(model=str(path), num_kv_blocks=256), check_encoders=False)
+    config = EngineConfig.from_kwargs(model=str(path), num_kv_blocks=256)
+    return load(config, locate(config.model), check_encoders=False)
 
 
 def seconds_per_item(call: Call, prompt: str, items: Sequence[Any], callers: ThreadPoolExecutor, threads: int) -> float:
@@ -237,7 +239,7 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    media = {"image": photographs(args.items), "audio": recordings(args.items)}
+    media: dict[str, Sequence[Any]] = {"image": photographs(args.items), "audio": recordings(args.items)}
     print(__doc__.partition("\n\n")[2])
     print(f"items per second, median of {args.turns} turns of {args.items}; torch.set_num_threads(1)\n")
     print(f"{'family':18}{'given as':9}{'threads':>8}{'bare':>9}{'new':>9}{'':8}{'cached':>9}")

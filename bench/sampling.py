@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 from functools import partial
+from typing import cast
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -15,6 +16,7 @@ import torch
 
 from bench.attention import best
 from corellm import SamplingParams
+from corellm.sampling.device_sampling import Sample
 from corellm.sampling.sampler import Sampler
 from corellm.sampling.sampling_state import SamplingState
 from corellm.scheduling.batch import NewSequence
@@ -55,7 +57,7 @@ def main() -> None:
             logits = 3 * torch.randn(ROWS, vocab, dtype=torch.float32)
             for name, params in PARAMS.items():
                 states = [state(row, params, vocab) for row in range(ROWS)]
-                samplers = [partial(sampler, logits, states) for sampler in (Sampler(), Sampler(sample))]
+                samplers = [partial(sampler, logits, states) for sampler in (Sampler(), Sampler(cast(Sample, sample)))]
                 torch_ms, own_ms = best(samplers, args.repeats)
                 print(f"{vocab:>10}  {name:22}{torch_ms:>10.2f}{own_ms:>13.2f}{torch_ms / own_ms:>7.1f}x")
 

@@ -39,7 +39,7 @@ def _cache(run: Run, num_seqs: int, context: int, kv_heads: int, size: int, kind
     sides: list[Any] = []
     for _ in ("keys", "values"):
         side = torch.empty(blocks, BLOCK_SIZE, kv_heads, size, dtype=dtype, device=run.device)
-        for part in side.view(-1).split(2**28):  # float32 of everything would not fit
+        for part in torch.split(side.view(-1), 2**28):  # float32 of everything would not fit
             spread = 100 if dtype.itemsize == 1 else 1
             part.copy_(torch.randn(len(part), device=run.device).mul_(spread).clamp_(-127, 127))
         sides.append(side)

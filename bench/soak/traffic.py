@@ -35,8 +35,8 @@ class Planned:
 def plan(rng: Random) -> Planned:
     """A random request."""
     kinds, weights = zip(*KINDS.items(), strict=True)
-    make = rng.choices(kinds, weights)[0]
-    return make(rng)
+    planned: Planned = rng.choices(kinds, weights)[0](rng)
+    return planned
 
 
 def text(rng: Random) -> Planned:
