@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import zip_longest
 from typing import Any
 
 from corellm.errors import CorellmError, RequestFailedError
@@ -115,12 +114,12 @@ class OutputProcessor:
             if completion is None:
                 continue
             tokens = result.sampled.get(request.request_id, [])
+            logprobs = result.logprobs.get(request.request_id)
             try:
-                logprobs = result.logprobs.get(request.request_id, [])[: len(tokens)]
-                for count, (token, its_logprobs) in enumerate(zip_longest(tokens, logprobs), start=1):
-                    self._take_token(completion, token, its_logprobs, now)
+                for index, token in enumerate(tokens):
+                    self._take_token(completion, token, logprobs[index] if logprobs else None, now)
                     if completion.output.stop_reason is not None:
-                        del tokens[count:]
+                        del tokens[index + 1 :]
                         break
                 if request.status.is_finished:
                     self._finish(completion, now)
@@ -159,8 +158,8 @@ class OutputProcessor:
         if logprobs is not None and output.logprobs is not None:
             output.logprobs.append(self._logprobs_decoder.decode_position(logprobs, completion.detokenizer))
             output.cumulative_logprob = (output.cumulative_logprob or 0.0) + logprobs.logprobs[0]
-        is_last = len(output.token_ids) == len(request.output_token_ids)
-        ended_by_token = is_last and request.status is RequestStatus.FINISHED_STOPPED
+        is_stopped = request.status is RequestStatus.FINISHED_STOPPED
+        ended_by_token = is_stopped and len(output.token_ids) == len(request.output_token_ids)
         if completion.detokenizer is None or (ended_by_token and not params.include_stop_str_in_output):
             return
         output.text += _text_of(token, len(output.token_ids), params, completion.detokenizer, completion.stop)

@@ -460,7 +460,7 @@ class Scheduler:
             has_ended = chunk.samples
             request.status = RequestStatus.FINISHED_STOPPED if has_ended else request.status
         elif chunk.samples:
-            has_ended = self._append(request, result)
+            has_ended = self._append(request, chunk, result)
         self.blocks.mark_computed(request)
         if request.features:
             self._encoders.release_computed(request)
@@ -468,7 +468,7 @@ class Scheduler:
             self._release(request, RequestStatus.RUNNING)
         return chunk.samples
 
-    def _append(self, request: Request, result: StepResult) -> bool:
+    def _append(self, request: Request, chunk: SequenceChunk, result: StepResult) -> bool:
         """Append the sampled tokens up to the one that ends the completion, and drop those after it.
 
         What was computed of drafts that were wrong is given up: the next tokens are written over it.
@@ -476,11 +476,15 @@ class Scheduler:
         Returns:
             Whether the completion ended.
         """
-        sampled, before = result.sampled[request.request_id], len(request.output_token_ids)
+        sampled = result.sampled[request.request_id]
+        if result.drafts or request.draft_token_ids:
+            request.draft_token_ids = [] if self._steps else result.drafts.get(request.request_id, [])
+        if not chunk.num_drafts:
+            return request.append_token(sampled[0])
+        before = len(request.output_token_ids)
         has_ended = any(map(request.append_token, sampled))
         del sampled[len(request.output_token_ids) - before :]
         request.num_computed_tokens = request.num_tokens - 1
-        request.draft_token_ids = [] if self._steps else result.drafts.get(request.request_id, [])
         return has_ended
 
     def _finish(self, request: Request, status: RequestStatus) -> None:

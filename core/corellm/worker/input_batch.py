@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -47,7 +48,8 @@ def lay_out(chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], bl
     # token t of the batch is token `index[t]` of its sequence
     index = np.arange(starts[-1]) + np.repeat(seq_lens - starts[1:], query_lens)
     slots = tables[rows, index // block_size] * block_size + index % block_size
-    token_ids = np.fromiter((t for chunk in chunks for t in chunk.token_ids), dtype=np.int64, count=len(index))
+    tokens = chain.from_iterable(chunk.token_ids for chunk in chunks)
+    token_ids = np.fromiter(tokens, dtype=np.int64, count=len(index))
     metadata = AttentionMetadata(
         num_decodes=next((i for i, n in enumerate(query_lens) if n != 1), len(query_lens)),
         query_lens=query_lens,

@@ -239,7 +239,7 @@ class ModelRunner:
             if not ending:
                 return
             logits = self.logits(hidden if len(hidden) == len(outputs) else hidden[outputs])
-        if any(chunk.num_drafts for chunk in chunks):
+        if self._proposals is not None and any(chunk.num_drafts for chunk in chunks):
             samplings = [state for i in ending for state in states[i].sampling.along(chunks[i].drafts)]
         else:
             samplings = [states[i].sampling for i in ending]
