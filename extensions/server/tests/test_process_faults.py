@@ -35,12 +35,12 @@ def within(seconds: float) -> Iterator[None]:
     assert time.monotonic() - start < seconds
 
 
-def ask(running: Command, pool: ThreadPoolExecutor, count: int, **more: object) -> list[Future[str]]:
+def ask(running: Command, pool: ThreadPoolExecutor, count: int) -> list[Future[str]]:
     """Send endless requests, half of them as streams; returns their responses' texts once they are in the engine."""
 
     def send(index: int) -> str:
         with httpx.Client(base_url=running.http.base_url, timeout=600) as client:
-            return client.post(CHAT, json={**ENDLESS, "stream": index % 2 == 0, **more}).text
+            return client.post(CHAT, json={**ENDLESS, "stream": index % 2 == 0}).text
 
     sent = [pool.submit(send, index) for index in range(count)]
     wait_until(lambda: in_engine(running) >= count)
@@ -133,7 +133,7 @@ def test_row_29_told_to_end_at_any_moment(
     else:
         with command(tiny_llava, tmp_path, max_num_seqs=4) as running, ThreadPoolExecutor(6) as pool:
             running.text_of({"image": data_url(seed)}, "what?")
-            others, sent = children(running.process.pid), ask(running, pool, 6, max_tokens=3000)
+            others, sent = children(running.process.pid), ask(running, pool, 6)
             time.sleep(moment)
             end(running.process, number, patience)
             for future in sent:  # what is not whole is an error of the client's
