@@ -93,7 +93,7 @@ def _decode(run: Run, engine: Any, model: str, variant: str, batch: int) -> None
 def _device_spans(step: Callable[[], object], steps: int) -> list[tuple[float, float]]:
     """What torch's profiler saw on the device: start and end of everything, in microseconds."""
     import torch
-    from torch._C._autograd import DeviceType
+    from torch.autograd import DeviceType  # type: ignore[attr-defined]  # not in its `__all__`
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:

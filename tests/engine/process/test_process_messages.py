@@ -193,7 +193,7 @@ def test_arguments_that_cannot_cross_are_refused() -> None:
         RemoteEngine(EngineConfig.from_kwargs(model="m", hf_overrides=lambda config: config))
 
 
-class Refusing:
+class RecordingEngine:
     """An engine that notes what it is given."""
 
     use = ModelUse()
@@ -208,7 +208,7 @@ class Refusing:
 def test_parameters_that_cannot_be_read_fail_one_request(channels: tuple[Channel, Channel]) -> None:
     """The engine goes on, and takes the next one as it was sent."""
     near, far = channels
-    engine, params = Refusing(), SamplingParams(temperature=0.5, stop=["x"], seed=3)
+    engine, params = RecordingEngine(), SamplingParams(temperature=0.5, stop=["x"], seed=3)
     loop = EngineLoop(engine, far)  # type: ignore[arg-type]
     for name, given_params in (("bad", {"temperature": "hot"}), ("good", params)):
         add = messages.Add(name, [1], messages.msgspec.Raw(messages.encode(given_params)), [], None, 0, 0.0)

@@ -1,6 +1,6 @@
-"""How the parameters and the outputs of requests go through messages: those of text here; another use of a model brings
-its own codec (`ModelUse.codec`).
+"""Turns requests' parameters and outputs into messages between the two processes, and back.
 
+Here for text generation; another use of a model brings its own codec (`ModelUse.codec`).
 Knows what the engine's process is not asked to send back: the prompt, and what it sent before.
 """
 
@@ -25,10 +25,10 @@ class InFlightRequest(Protocol):
 
 
 class RequestCodec:
-    """Text generation, and the base of other codecs: deltas of outputs go out, and are joined again."""
+    """Codec of text generation, and base of others: the engine sends deltas, and the API process joins them."""
 
     params_type: type = SamplingParams
-    """A dataclass that msgspec encodes."""
+    """Type of a request's parameters: a dataclass, which msgspec encodes and decodes."""
 
     def in_flight(self, prompt: ProcessedPrompt, params: Any) -> InFlightRequest:
         """Return what makes outputs of deltas; sets the parameters to ask for deltas.
