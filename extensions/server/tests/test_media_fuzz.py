@@ -35,9 +35,8 @@ MODELS: dict[str, tuple[str, Files]] = {
     "images and videos": ("corellm_qwen_vl.tiny", IMAGES | VIDEOS),
     "audio": ("corellm_qwen_audio.tiny", AUDIO),
 }
-MOST_GROWTH = 200 << 20
-"""Bytes by which a process may grow in the second half of the cases. In the first its heap and its cache fill up: the
-sizes of what is freed and what is needed next differ with what runs together."""
+MOST_GROWTH = 100 << 20
+"""Bytes by which a process may grow after the first cases."""
 
 
 def request(modality: str, data: bytes, number: int = 0) -> dict[str, Any]:
@@ -89,6 +88,11 @@ def fuzz(running: Command, files: Files, numbers: Iterable[int], seen: Counter[s
         seen.update(threads.map(lambda number: sent(running, files, number), numbers))
 
 
+RETURNING = {"MALLOC_TRIM_THRESHOLD_": "131072", "MALLOC_MMAP_THRESHOLD_": "131072"}
+"""Has freed memory go back to the system: engines keep up to a gigabyte of it (`corellm.system.allocator`), which takes
+thousands of cases to fill up, and would look like a leak."""
+
+
 @pytest.mark.parametrize("cases", [150, pytest.param(5000, marks=pytest.mark.full)])
 @pytest.mark.parametrize("kind", MODELS)
 def test_damaged_media(kind: str, cases: int, tmp_path: Path) -> None:
@@ -96,19 +100,15 @@ def test_damaged_media(kind: str, cases: int, tmp_path: Path) -> None:
     module, files = MODELS[kind]
     model = importlib.import_module(module).make_tiny_checkpoint(tmp_path / "model")
     seen: Counter[str] = Counter()
-    with command(model, tmp_path, mm_processor_cache_gb=0.01) as running:
+    with command(model, tmp_path, RETURNING, mm_processor_cache_gb=0.01) as running:
         wanted, engine = canary(running, files), running.engine
         assert len(set(wanted)) > 1
-        noted = []
-        for start in range(0, cases, 100):
+        fuzz(running, files, range(cases // 5), seen)
+        first = now = memory(running) if cases == 5000 else {}  # few cases say nothing of memory
+        for start in range(cases // 5, cases, 100):
             fuzz(running, files, range(start, min(start + 100, cases)), seen)
-            noted.append(memory(running))
-        half = len(noted) // 2
-        for name in noted[0] if cases == 5000 else ():  # few cases say nothing of memory
-            early, late = (max(one[name] for one in part) for part in (noted[:half], noted[half:]))
-            grown = (name, [one[name] >> 20 for one in noted])
-            assert late < early + MOST_GROWTH, grown
-            assert late < noted[0][name] + 3 * MOST_GROWTH, grown
+            now = memory(running) if first else {}
+            assert all(now[name] < first[name] + MOST_GROWTH for name in now), (first, now)
         assert running.engine == engine
         assert canary(running, files) == wanted
     assert seen.total() == cases
@@ -118,4 +118,4 @@ def test_damaged_media(kind: str, cases: int, tmp_path: Path) -> None:
     log = (tmp_path / "stderr").read_text()
     assert "internal error" not in log
     assert "Traceback" not in log
-    print(kind, dict(seen), "resident bytes after the first cases and the last", noted[0], noted[-1])
+    print(kind, dict(seen), "resident bytes after a fifth of the cases", first, "at the end", now)
