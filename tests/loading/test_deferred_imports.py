@@ -1,4 +1,4 @@
-"""scikit-learn and scipy are imported by who uses them, and not by who loads a model."""
+"""scikit-learn, scipy and torch's compiler are imported by who uses them, and not by who loads a model."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from corellm import LLM
 with LLM(sys.argv[1], device="cpu") as llm:
     llm.generate("a")
     assert not {"sklearn", "scipy"} & {name.split(".")[0] for name in sys.modules}
+    assert "torch._dynamo.eval_frame" not in sys.modules
 """
 CALLED = """
 import sys
@@ -46,8 +47,75 @@ from transformers.loss import loss_for_object_detection
 assert scipy.optimize.linear_sum_assignment is loss_for_object_detection.linear_sum_assignment
 """
 
+DEFERRED = """
+import sys
+from corellm.loading.deferred_imports import import_deferring
+import_deferring()
+assert "torch._dynamo.eval_frame" not in sys.modules
+import torch, transformers.masking_utils as masks
+"""
+COMPILED = f"""{DEFERRED}
+def graphs(function):
+    found = []
+    def backend(graph, inputs):
+        found.append(graph)
+        return graph.forward
+    assert torch.equal(torch.compile(function, backend=backend)(torch.ones(2)), function(torch.ones(2)))
+    return found
 
-@pytest.mark.parametrize("script", [LOADED, CALLED, MEANWHILE], ids=["loaded", "called", "meanwhile"])
+@torch.compiler.disable
+def left_alone(x):
+    return x.sin()
+
+@torch.compiler.allow_in_graph
+def one_operation(x):
+    return x.cos().sin()
+
+assert torch.equal(left_alone(torch.ones(2)), torch.ones(2).sin())
+assert "torch._dynamo.eval_frame" not in sys.modules
+assert len(graphs(lambda x: left_alone(x + 1) * 2)) == 2
+assert one_operation in [node.target for node in graphs(lambda x: one_operation(x) + 1)[0].graph.nodes]
+"""
+CALLED_OF_COMPILER = f"""{DEFERRED}
+with masks.TransformGetItemToIndex():
+    pass
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+assert masks.TransformGetItemToIndex is TransformGetItemToIndex
+"""
+PARTS = f"""{DEFERRED}
+import torch._dynamo.config as config
+import torch._dynamo.utils as utils
+import torch._dynamo as compiler
+assert compiler.config is config is torch._dynamo.config is sys.modules[config.__name__]
+assert compiler.utils is utils is torch._dynamo.utils and utils.__spec__.origin == utils.__file__
+assert compiler is torch._dynamo and compiler.__spec__.origin == compiler.__file__
+for absent in ("import torch._dynamo.absent", "from torch._dynamo import absent"):
+    try:
+        exec(absent)
+    except ImportError:
+        continue
+    raise AssertionError(absent)
+"""
+FIRST_ABSENT = f"""{DEFERRED}
+try:
+    import torch._dynamo.absent
+except ModuleNotFoundError:
+    import torch._dynamo.eval_frame
+else:
+    raise AssertionError
+"""
+SCRIPTS = {
+    "loaded": LOADED,
+    "called": CALLED,
+    "meanwhile": MEANWHILE,
+    "compiled": COMPILED,
+    "called of the compiler": CALLED_OF_COMPILER,
+    "parts": PARTS,
+    "first absent": FIRST_ABSENT,
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
 def test_in_a_process(script: str, tiny_llava: Path) -> None:
-    """After loading a model; when the functions are called that need them; when another thread imports them."""
+    """After loading a model; when functions are called that need them; when others import and use them."""
     subprocess.run([sys.executable, "-c", script, str(tiny_llava)], check=True, timeout=600)
