@@ -19,9 +19,6 @@ with LLM(sys.argv[1], device="cpu") as llm:
     assert "torch._dynamo.eval_frame" not in sys.modules
 """
 CALLED = """
-import sys
-from corellm.loading.deferred_imports import import_deferring
-import_deferring()
 assert not {"sklearn", "scipy"} & {name.split(".")[0] for name in sys.modules}
 from transformers.generation import candidate_generator
 from transformers.loss import loss_for_object_detection
@@ -47,14 +44,7 @@ from transformers.loss import loss_for_object_detection
 assert scipy.optimize.linear_sum_assignment is loss_for_object_detection.linear_sum_assignment
 """
 
-DEFERRED = """
-import sys
-from corellm.loading.deferred_imports import import_deferring
-import_deferring()
-assert "torch._dynamo.eval_frame" not in sys.modules
-import torch, transformers.masking_utils as masks
-"""
-COMPILED = f"""{DEFERRED}
+COMPILED = """
 def graphs(function):
     found = []
     def backend(graph, inputs):
@@ -76,13 +66,14 @@ assert "torch._dynamo.eval_frame" not in sys.modules
 assert len(graphs(lambda x: left_alone(x + 1) * 2)) == 2
 assert one_operation in [node.target for node in graphs(lambda x: one_operation(x) + 1)[0].graph.nodes]
 """
-CALLED_OF_COMPILER = f"""{DEFERRED}
+CALLED_OF_COMPILER = """
+import transformers.masking_utils as masks
 with masks.TransformGetItemToIndex():
     pass
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 assert masks.TransformGetItemToIndex is TransformGetItemToIndex
 """
-PARTS = f"""{DEFERRED}
+PARTS = """
 import torch._dynamo.config as config
 import torch._dynamo.utils as utils
 import torch._dynamo as compiler
@@ -96,7 +87,7 @@ for absent in ("import torch._dynamo.absent", "from torch._dynamo import absent"
         continue
     raise AssertionError(absent)
 """
-FIRST_ABSENT = f"""{DEFERRED}
+FIRST_ABSENT = """
 try:
     import torch._dynamo.absent
 except ModuleNotFoundError:
@@ -104,18 +95,39 @@ except ModuleNotFoundError:
 else:
     raise AssertionError
 """
-SCRIPTS = {
-    "loaded": LOADED,
+AFTERWARDS = {
     "called": CALLED,
-    "meanwhile": MEANWHILE,
     "compiled": COMPILED,
     "called of the compiler": CALLED_OF_COMPILER,
     "parts": PARTS,
     "first absent": FIRST_ABSENT,
 }
+FORKING = """
+import os, sys, torch, traceback
+from corellm.loading.deferred_imports import import_deferring
+import_deferring()
+import transformers.modeling_utils
+assert "torch._dynamo.eval_frame" not in sys.modules
+for name, script in SCRIPTS.items():
+    if not os.fork():  # imported once for all
+        try:
+            exec(script, globals())
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    if os.wait()[1]:
+        print(f"FAILED: {name}", file=sys.stderr)
+        failed = True
+assert "failed" not in globals()
+"""
 
 
-@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
+@pytest.mark.parametrize(
+    "script",
+    [LOADED, MEANWHILE, f"SCRIPTS = {AFTERWARDS}\n{FORKING}"],
+    ids=["loaded", "meanwhile", "afterwards"],
+)
 def test_in_a_process(script: str, tiny_llava: Path) -> None:
-    """After loading a model; when functions are called that need them; when others import and use them."""
+    """After loading a model; when another thread imports them meanwhile; when they are used or imported afterwards."""
     subprocess.run([sys.executable, "-c", script, str(tiny_llava)], check=True, timeout=600)

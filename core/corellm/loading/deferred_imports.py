@@ -4,7 +4,7 @@ What transformers' models import at once takes each of these for a decorator or 
 So stand-ins are in their places. A function that is known imports its module when it is called, any other name at once.
 When a module comes in at last, by whoever asks for it, what its stand-in gave gives way to it.
 
-The compiler's stand-in stays in its place, since torch itself asks for the compiler when a model is first made.
+The compiler's stand-ins stay in their places, since torch itself asks for the compiler when a model is first made.
 """
 
 from __future__ import annotations
@@ -28,14 +28,8 @@ _FUNCTIONS = {
     "sklearn.metrics": ("roc_curve",),
 }
 """What stand-ins are for, and the functions that are taken from there and called later or never."""
-_IMPORTERS = (
-    "transformers.generation.candidate_generator",
-    "transformers.generation.utils",
-    "transformers.loss.loss_utils",
-    "transformers.masking_utils",
-    "transformers.modeling_utils",
-)
-"""What imports them, in every model of transformers."""
+_IMPORTERS = ("transformers.generation.candidate_generator", "transformers.loss.loss_utils")
+"""What imports all but the compiler, in every model of transformers."""
 
 
 class _StandIn(ModuleType):
@@ -165,7 +159,7 @@ _finder = _Finder()
 
 
 def import_deferring() -> None:
-    """Import what all models of transformers import, each without those modules that were not imported before."""
+    """Import what asks for those modules that were not imported before, each without them."""
     stand_ins = {
         name: _Compiler() if name == _COMPILER else _StandIn(name)
         for name in _FUNCTIONS
@@ -181,5 +175,5 @@ def import_deferring() -> None:
                 importlib.import_module(module)
     finally:
         for name, stand_in in stand_ins.items():
-            if sys.modules.get(name) is stand_in and name != _COMPILER:
+            if sys.modules.get(name) is stand_in and not name.startswith(_COMPILER):
                 del sys.modules[name]
