@@ -16,10 +16,9 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).resolve().parents[2]
 RULES = Path(__file__).with_name("kind.py")
 _MARK = "outcome of "
-_WAYS_OUT = (
-    "; this architecture needs a plugin of its own, or run the checkpoint with transformers' own generate",
-    "; run this checkpoint with transformers' own generate",
-    "; run the checkpoint with transformers' own generate",
+_WAY_OUT = re.compile(
+    r"; (?:this architecture needs a plugin of its own, whose \w+ says it, or )?"
+    r"run th(?:e|is) checkpoint with transformers' own generate$"
 )
 """What all errors end with; the page says it once."""
 _ABSENT = re.compile(r"(torchvision|torchaudio|timm|mistral.?common|num2words|pytesseract)", re.IGNORECASE)
@@ -99,9 +98,7 @@ def _load(architecture: str) -> Outcome:
             LLM(folder, dtype="float32").close()
         except (CheckpointError, PluginNotFoundError) as error:
             reason = _said(error).replace(folder, "the checkpoint").partition("; install ")[0]
-            for way_out in _WAYS_OUT:
-                reason = reason.removesuffix(way_out)
-            return _needs(error) or Outcome("refused", reason)
+            return _needs(error) or Outcome("refused", _WAY_OUT.sub("", reason))
     return Outcome("loads")
 
 

@@ -132,6 +132,20 @@ def test_a_weight_is_missing(run: Try, tiny: Callable[[str], Path], tmp_path: Pa
     assert out.splitlines()[-1].startswith("0 of 1: ")
 
 
+@pytest.mark.parametrize(
+    ("architecture", "hook"),
+    [("Idefics2ForConditionalGeneration", "get_prompt_updates"), ("MllamaForConditionalGeneration", None)],
+)
+def test_what_a_plugin_would_say(run: Try, tmp_path: Path, architecture: str, hook: str | None) -> None:
+    """A model that the generic adapter refuses: the hook in which a plugin of its family would say it, or none can."""
+    from corellm_transformers.tiny import make_tiny_checkpoint
+
+    make_tiny_checkpoint(tmp_path, architecture=architecture)
+    found = findings_of(run(tmp_path, "--json"))
+    assert broken(found) == {"loads": hook}
+    assert ("plugin of its own" in found["loads"]["said"]) == (hook is not None)
+
+
 @pytest.mark.parametrize("option", [{"dtype": "bfloat16"}, {"quantization": "int8"}, {"kv_cache_dtype": "int8"}])
 def test_options_that_change_outputs(option: dict[str, str], tiny: Callable[[str], Path]) -> None:
     """They are refused before anything is loaded; float32 said once more is not."""

@@ -11,7 +11,7 @@ import inspect
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -86,7 +86,10 @@ class Trial:
     def findings(self) -> Iterator[Finding]:
         """Yield what each check finds, as soon as it is known; none comes after a model that does not load."""
         loaded: list[LLM] = []
-        yield (loading := _found("loads", partial(self._load, loaded)))
+        loading = _found("loads", partial(self._load, loaded))
+        if not loading.kept and self.located.entry.is_fallback:  # it names what a plugin of the family would say
+            loading = replace(loading, hook=next((hook for hook in CONTRACT.hooks if hook in loading.said), None))
+        yield loading
         if not loading.kept:
             return
         with closing(loaded[0]) as llm, no_progress_bars():

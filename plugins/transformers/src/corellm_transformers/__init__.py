@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from corellm.errors import CheckpointError, CorellmError, MediaError, ProcessorKwargsError
+from corellm.errors import CorellmError, MediaError, ProcessorKwargsError
 from corellm.hookspecs import ModelContext, hookimpl
 from corellm.multimodal import (
     MultiModalFeature,
@@ -164,9 +164,11 @@ class TransformersModel:
         """Refuse encoder-decoders before weights are read; the core's default then loads the others."""
         config = self.context.hf_config
         if config.is_encoder_decoder:
-            raise CheckpointError(
-                f"{self.context.model_path}: {config.model_type!r} is an encoder-decoder, of which the generic adapter "
-                f"cannot tell what the encoder reads; it needs a plugin of its own"
+            from corellm_transformers.family import needs_plugin
+
+            what = f"{self.context.model_path}: {config.model_type!r} is an encoder-decoder"
+            raise needs_plugin(
+                f"{what}, of which the generic adapter cannot tell what the encoder reads", "get_encoder_states"
             )
 
     @hookimpl

@@ -18,7 +18,7 @@ from torch import Tensor
 from corellm.errors import CheckpointError, ContractError
 from corellm.modelling import DecoderInputs, item_token_ids
 from corellm_transformers.arguments import AddedRows, ItemMask, added_rows, item_mask
-from corellm_transformers.family import without_text
+from corellm_transformers.family import needs_plugin, without_text
 from corellm_transformers.forward import Forward
 from corellm_transformers.placeholders import expanded, flat
 from corellm_transformers.spans import Spans
@@ -32,7 +32,16 @@ _HARMLESS = frozenset({"logits_to_keep", "num_logits_to_keep"})
 
 
 class _Differs(Exception):
-    """What the forward pass does is not what the engine will do; says in what."""
+    """What the forward pass does is not what the engine will do; says in what.
+
+    Args:
+        what: the difference.
+        hook: in which a plugin would say it; None where no hook can.
+    """
+
+    def __init__(self, what: str, hook: str | None) -> None:
+        super().__init__(what)
+        self.hook = hook
 
 
 @torch.inference_mode()
@@ -108,10 +117,7 @@ def _check_or_refuse(forward: Forward, wanted: Sequence[str]) -> None:
     try:
         _check(forward, wanted)
     except _Differs as error:
-        raise CheckpointError(
-            f"{type(forward.model).__name__} {error}; this architecture needs a plugin of its own, or run the "
-            f"checkpoint with transformers' own generate"
-        ) from error.__cause__
+        raise needs_plugin(f"{type(forward.model).__name__} {error}", error.hook) from error.__cause__
 
 
 def _check(forward: Forward, wanted: Sequence[str]) -> None:
@@ -133,7 +139,8 @@ def _check(forward: Forward, wanted: Sequence[str]) -> None:
             _compare(forward, ids, joint, spans, parts, what)
     except (ContractError, ValueError, TypeError, LookupError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise _Differs(f"cannot be run up to its decoder with {what} items ({reason})") from error
+        differs = f"cannot be run up to its decoder with {what} items ({reason})"
+        raise _Differs(differs, "get_multimodal_embeddings") from error
 
 
 def _expanded(
@@ -156,7 +163,8 @@ def _expanded(
     ours, spans = expanded(bare, targets, [(modality, own.tolist()) for modality, _, own in parts])
     if ours != tokens:
         raise _Differs(
-            f"has a processor whose tokens for {text!r} are not those of the text with the {what} items in it"
+            f"has a processor whose tokens for {text!r} are not those of the text with the {what} items in it",
+            "get_prompt_updates",
         )
     return torch.tensor(tokens, device=forward.device), joint, spans
 
@@ -192,7 +200,8 @@ def _compare(
         if not error <= _DIFFERENCE[embeds.dtype] * largest:
             raise _Differs(
                 f"makes other embeddings of {what} items in a prompt than of each alone (a difference of {error:.3g} "
-                f"where the largest is {largest:.3g})"
+                f"where the largest is {largest:.3g})",
+                "get_multimodal_embeddings",
             )
     _check_positions(forward, theirs, ids.tolist(), [data for _, data, _ in parts])
     _find_spans(forward, ids, joint, spans, parts, what)
@@ -212,10 +221,11 @@ def _find_spans(
         places[modality][start:end] = forward.takes_embeddings(modality, own.to(forward.device))
     found = forward.spans_in(_on_device(forward, {**joint, "input_ids": ids[None]}), places)
     if found is None:
-        raise _Differs(f"lets tokens of a prompt with {what} items see later ones that are not of the same item")
+        differs = f"lets tokens of a prompt with {what} items see later ones that are not of the same item"
+        raise _Differs(differs, "get_bidirectional_spans")
     known = forward.spans or found
     if known.whole != found.whole:
-        raise _Differs("lets tokens of some prompts see all others, and of some not")
+        raise _Differs("lets tokens of some prompts see all others, and of some not", "get_bidirectional_spans")
     forward.spans = Spans(known.modalities | found.modalities, known.whole)
 
 
@@ -234,7 +244,7 @@ def _find_arguments(forward: Forward, theirs: DecoderInputs, places: Tensor, wha
     found: dict[str, AddedRows | ItemMask] = {**rows, **masks}
     unknown = [name for name in more if name not in found or forward.arguments.get(name, found[name]) != found[name]]
     if unknown:
-        raise _Differs(f"gives its decoder {', '.join(sorted(unknown))} beside the embeddings of {what} items")
+        raise _Differs(f"gives its decoder {', '.join(sorted(unknown))} beside the embeddings of {what} items", None)
     forward.arguments.update(found)
 
 
@@ -277,7 +287,8 @@ def _check_positions(
         if len(stated) == len(ours) + 1:  # positions in the text, for its mask
             ours = torch.cat([torch.arange(len(tokens))[None], ours])
     if stated.shape[-1] != ours.shape[-1] or not bool((stated == ours).all()):
-        raise _Differs("gives its decoder positions that neither count tokens nor are those of its get_rope_index")
+        differs = "gives its decoder positions that neither count tokens nor are those of its get_rope_index"
+        raise _Differs(differs, "get_rope_positions")
 
 
 def _on_device(forward: Forward, tensors: Mapping[str, Any]) -> dict[str, Any]:

@@ -69,17 +69,14 @@ class Family:
             and getattr(context.hf_config, f"{modality}_config", "") is not None  # else the model has no encoder of it
         }
         if not self.modalities:
-            raise self.refused("takes neither images nor audio without torchvision")
+            raise self.refused("takes neither images nor audio without torchvision", "register_processor")
         names = [name for known in self.modalities.values() for name in known.tensors]
         if len(set(names)) < len(names):
-            raise self.refused("gives tensors of one name to items of several modalities")
+            raise self.refused("gives tensors of one name to items of several modalities", "get_mm_fields_config")
 
-    def refused(self, reason: str) -> CheckpointError:
-        """Return the error that the checkpoint cannot be served without a plugin of its own."""
-        return CheckpointError(
-            f"{type(self.processor).__name__} {reason}; this architecture needs a plugin of its own, or run the "
-            f"checkpoint with transformers' own generate"
-        )
+    def refused(self, reason: str, hook: str) -> CheckpointError:
+        """Return the error that the checkpoint needs a plugin of its own, with a hook that says what is missing."""
+        return needs_plugin(f"{type(self.processor).__name__} {reason}", hook)
 
     def small(self, modality: str, seed: int = 0) -> Any:
         """Return a small item; another one, and of another size, for each seed."""
@@ -117,7 +114,7 @@ class Family:
                 return Modality(text, target, embeds, frozenset(tensors), name, limit)
             reasons.setdefault(f"no {modality} token in its place", []).append(repr(text))
         why = "; ".join(f"{', '.join(texts)}: {reason}" for reason, texts in reasons.items()) or "nothing does"
-        raise self.refused(f"does not say what stands for an {modality} in a prompt ({why})")
+        raise self.refused(f"does not say what stands for an {modality} in a prompt ({why})", "get_prompt_updates")
 
     def _takes_two(self, modality: str, text: str) -> bool:
         try:
@@ -239,6 +236,17 @@ class Family:
 
 def _is_there(part: Any) -> bool:
     return part is not None and not isinstance(part, Absent)
+
+
+def needs_plugin(what: str, hook: str | None) -> CheckpointError:
+    """Return the error that a checkpoint cannot be served by the generic adapter.
+
+    Args:
+        what: what is in the way.
+        hook: in which a plugin of its own would say what the generic adapter cannot find out; None where no hook can.
+    """
+    plugin = "" if hook is None else f"this architecture needs a plugin of its own, whose {hook} says it, or "
+    return CheckpointError(f"{what}; {plugin}run the checkpoint with transformers' own generate")
 
 
 def without_text(output: Mapping[str, Any]) -> dict[str, Any]:
