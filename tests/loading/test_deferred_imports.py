@@ -12,14 +12,15 @@ pytest.importorskip("sklearn", reason="comes with librosa")
 
 LOADED = """
 import sys
+from PIL import Image
 from corellm import LLM
 with LLM(sys.argv[1], device="cpu") as llm:
     llm.generate("a")
+    llm.generate({"prompt": "<image>a", "multi_modal_data": {"image": Image.new("RGB", (40, 30))}})
     assert not {"sklearn", "scipy"} & {name.split(".")[0] for name in sys.modules}
     assert "torch._dynamo.eval_frame" not in sys.modules
 """
 CALLED = """
-assert not {"sklearn", "scipy"} & {name.split(".")[0] for name in sys.modules}
 from transformers.generation import candidate_generator
 from transformers.loss import loss_for_object_detection
 assert list(loss_for_object_detection.linear_sum_assignment([[2, 1], [1, 2]])[1]) == [1, 0]
@@ -33,7 +34,7 @@ import sys
 class Finder:  # imports the whole module while transformers does
     def find_spec(self, name, path=None, target=None):
         if name == "transformers.loss.loss_for_object_detection":
-            from scipy.optimize import brentq
+            from scipy.optimize._zeros_py import brentq
             import scipy.optimize as optimize
             assert optimize.brentq is brentq
 sys.meta_path.insert(0, Finder())
@@ -61,9 +62,23 @@ def left_alone(x):
 def one_operation(x):
     return x.cos().sin()
 
+from torch._dynamo import allow_in_graph, disable
+held = [sys.modules["torch._dynamo"]]  # not in a module
+reason = disable(reason="so", recursive=False)(lambda x: x.tan())
+by_name = torch._dynamo.disable(fn=lambda x: x.tan())
 assert torch.equal(left_alone(torch.ones(2)), torch.ones(2).sin())
 assert "torch._dynamo.eval_frame" not in sys.modules
-assert len(graphs(lambda x: left_alone(x + 1) * 2)) == 2
+assert len(graphs(lambda x: left_alone(x + 1) * 2)) == len(graphs(lambda x: by_name(x + 1) * 2)) == 2
+assert (reason._torchdynamo_disable_msg, reason._torchdynamo_disable_recursive) == ("so", False)
+assert torch._dynamo.is_dynamo_disable_recursive(left_alone)
+@allow_in_graph
+def later(x):
+    return x.cos().tan()
+@held[0].allow_in_graph
+def later_yet(x):
+    return x.tan().cos()
+for one in (later, later_yet):
+    assert one in [node.target for node in graphs(lambda x: one(x) + 1)[0].graph.nodes]
 assert one_operation in [node.target for node in graphs(lambda x: one_operation(x) + 1)[0].graph.nodes]
 """
 CALLED_OF_COMPILER = """
@@ -87,6 +102,14 @@ for absent in ("import torch._dynamo.absent", "from torch._dynamo import absent"
         continue
     raise AssertionError(absent)
 """
+WRONG = """
+try:
+    torch.compiler.allow_in_graph(3)
+except AssertionError:
+    assert torch.equal(torch.compile(torch.sin, backend="eager")(torch.ones(2)), torch.ones(2).sin())
+else:
+    raise AssertionError
+"""
 FIRST_ABSENT = """
 try:
     import torch._dynamo.absent
@@ -100,18 +123,22 @@ AFTERWARDS = {
     "compiled": COMPILED,
     "called of the compiler": CALLED_OF_COMPILER,
     "parts": PARTS,
+    "wrong": WRONG,
     "first absent": FIRST_ABSENT,
 }
 FORKING = """
 import os, sys, torch, traceback
-from corellm.loading.deferred_imports import import_deferring
+from importlib.util import find_spec
+from corellm.loading.deferred_imports import deferring, import_deferring
 import_deferring()
 import transformers.modeling_utils
-assert "torch._dynamo.eval_frame" not in sys.modules
+assert not {"sklearn", "scipy"} & {name.split(".")[0] for name in sys.modules}
+assert "torch._dynamo" not in sys.modules and find_spec("torch._dynamo").origin
 for name, script in SCRIPTS.items():
     if not os.fork():  # imported once for all
         try:
-            exec(script, globals())
+            with deferring():
+                exec(script, globals())
         except BaseException:
             traceback.print_exc()
             os._exit(1)

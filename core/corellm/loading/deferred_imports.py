@@ -1,35 +1,45 @@
-"""Imports of torch and transformers that can wait: torch's compiler, scipy, scikit-learn; a third of them all.
+"""Imports of torch and transformers that can wait: torch's compiler, scipy, scikit-learn.
 
-What transformers' models import at once takes each of these for a decorator or for a function that no run here calls.
-So stand-ins are in their places. A function that is known imports its module when it is called, any other name at once.
-When a module comes in at last, by whoever asks for it, what its stand-in gave gives way to it.
-
-The compiler's stand-ins stay in their places, since torch itself asks for the compiler when a model is first made.
+What transformers' models import takes each of these for decorators or for a function that no run here calls, and torch
+asks for its compiler when a model is made without memory, and the first time a plan is recorded. Meanwhile stand-ins
+are in their places. A function that they are known to be asked for imports its module when it is called, any other name
+at once. When a module comes in, then or later, by whoever asks for it, it takes its stand-in's place in all modules that
+hold that.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
+from threading import RLock
 from types import FunctionType, ModuleType
 from typing import Any
 
 _COMPILER = "torch._dynamo"
-_FUNCTIONS = {
+_FUNCTIONS: dict[str, tuple[str, ...]] = {
     _COMPILER: (),
     "torch._dynamo._trace_wrapped_higher_order_op": ("TransformGetItemToIndex",),
     "scipy.optimize": ("linear_sum_assignment",),
     "sklearn.metrics": ("roc_curve",),
 }
-"""What stand-ins are for, and the functions that are taken from there and called later or never."""
-_IMPORTERS = ("transformers.generation.candidate_generator", "transformers.loss.loss_utils")
-"""What imports all but the compiler, in every model of transformers."""
+"""What stand-ins are for, and what is taken from there and called later or never."""
+_IMPORTERS = (
+    "transformers.generation.candidate_generator",
+    "transformers.generation.utils",
+    "transformers.loss.loss_utils",
+    "transformers.masking_utils",
+    "transformers.modeling_utils",
+)
+"""What imports them, in every model of transformers."""
+
+_lock = RLock()
+"""Held while stand-ins come and go; not while a module is imported."""
 
 
 class _StandIn(ModuleType):
@@ -37,8 +47,10 @@ class _StandIn(ModuleType):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self._functions = {function: self._calling(function) for function in _FUNCTIONS[name]}
-        self.__dict__.update(self._functions)
+        self.__spec__ = ModuleSpec(name, None)  # `find_spec` tells by it that the module is there
+        self.__path__: list[str] = []  # as that of a package: `_Finder` finds what is in it
+        self._given: dict[str, Any] = {function: self._calling(function) for function in _FUNCTIONS[name]}
+        self.__dict__.update(self._given)
 
     def _calling(self, function: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -53,88 +65,97 @@ class _StandIn(ModuleType):
 
     def module(self) -> ModuleType:
         """Return the module itself, imported."""
-        if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
+        self.leave()
         return importlib.import_module(self.__name__)
 
+    def leave(self) -> None:
+        """Leave the module's place, if this is in it."""
+        with _lock:
+            if sys.modules.get(self.__name__) is self:
+                del sys.modules[self.__name__]
+
     def give_way(self, module: ModuleType) -> None:
-        """Put the module, and what it has, where modules hold what this gave."""
-        real = {id(self): module}
-        real |= {id(given): getattr(module, name) for name, given in self._functions.items() if hasattr(module, name)}
+        """Put the module, and what it has, where modules hold this and what this gave."""
+        real = {id(given): getattr(module, name) for name, given in self._given.items() if hasattr(module, name)}
+        real[id(self)] = module
         for holder in list(sys.modules.values()):
             held = vars(holder) if isinstance(holder, ModuleType) else {}
             held.update({name: real[id(value)] for name, value in list(held.items()) if id(value) in real})
 
 
 class _Compiler(_StandIn):
-    """A stand-in for torch's compiler, whose decorators tell it what to leave alone: once it is there."""
+    """A stand-in for torch's compiler. What its decorators mark is marked when the compiler comes in."""
 
     def __init__(self) -> None:
         super().__init__(_COMPILER)
-        self.__path__: list[str] = []  # it is a package, and `_Finder` finds what is in it
-        self._marked: list[tuple[str, Any]] = []
+        self._given = {
+            "disable": self._disable,
+            "allow_in_graph": partial(self._mark, "allow_in_graph"),
+            "assume_constant_result": partial(self._mark, "assume_constant_result"),
+        }
+        self.__dict__.update(self._given)
+        self._later: list[Callable[[ModuleType], object]] = []
+        """What is done with the compiler when it is there."""
 
-    def disable(self, function: Any = None, recursive: bool = True, **how: Any) -> Any:
-        """Return a function that runs as it is while nothing can be compiled, then as the compiler's own."""
-        if function is None:
-            return partial(self.disable, recursive=recursive, **how)
-        if not isinstance(function, FunctionType):
-            return self.module().disable(function, recursive, **how)
-        disabled: list[Any] = []
+    def _disable(self, fn: Any = None, recursive: bool = True, **how: Any) -> Any:
+        """Return a function that the compiler is to leave alone: until it is there, all functions are."""
+        if fn is None:
+            return partial(self._disable, recursive=recursive, **how)
+        own: list[Any] = []
 
-        @wraps(function)
+        @wraps(fn, updated=())
         def call(*args: Any, **kwargs: Any) -> Any:
-            if _COMPILER in _waiting:
-                return function(*args, **kwargs)
-            if not disabled:
-                disabled.append(self.module().disable(function, recursive, **how))
-            return disabled[0](*args, **kwargs)
+            return (own[0] if own else fn)(*args, **kwargs)
 
-        # by which the compiler knows that it is not to look into it
-        vars(call).update(_torchdynamo_disable=True, _torchdynamo_orig_callable=function)
-        return call
+        def replace(compiler: ModuleType) -> None:
+            own.append(compiler.disable(fn, recursive, **how))
+            vars(call).update(vars(own[0]))  # by which the compiler knows it
 
-    def allow_in_graph(self, function: Any) -> Any:
-        """Note what the compiler is to take as one operation."""
-        self._marked.append(("allow_in_graph", function))
-        return function
+        with _lock:
+            if isinstance(fn, FunctionType) and _COMPILER in _waiting:
+                self._later.append(replace)
+                return call
+        return self.module().disable(fn, recursive, **how)
 
-    def assume_constant_result(self, function: Any) -> Any:
-        """Note what the compiler is to call but once."""
-        self._marked.append(("assume_constant_result", function))
-        return function
+    def _mark(self, mark: str, fn: Any) -> Any:
+        """Note what the compiler is to treat so."""
+        with _lock:
+            if callable(fn) and _COMPILER in _waiting:
+                self._later.append(lambda compiler: getattr(compiler, mark)(fn))
+                return fn
+        return getattr(self.module(), mark)(fn)
 
     def give_way(self, module: ModuleType) -> None:
         super().give_way(module)
-        for mark, function in self._marked:
-            getattr(module, mark)(function)
+        for do in self._later:
+            do(module)
 
 
 class _Imported(Loader):
-    """A loader of a module that came in with its package, after the package's stand-in was asked for it."""
+    """A loader that gives a module which its package has imported already, as it is."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module, self._spec = module, module.__spec__
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return the module that is there."""
+        """Return the module."""
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give the module its own specification back, which importing has replaced; it was executed."""
+        """Give the module its own specification back, which importing has replaced."""
         vars(module)["__spec__"] = self._spec
 
 
 class _Finder:
-    """A finder of modules that have a stand-in, which gives way once its module was executed."""
+    """A finder of modules that have, or are in, a stand-in's place."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return where a module is, with a loader that ends the stand-in's time; None if it has no stand-in."""
+        """Return where a module is, with a loader that ends its stand-in's time; None for any other module."""
         package = sys.modules.get(name.rpartition(".")[0])
         if isinstance(package, _StandIn):
-            path = package.module().__path__
+            path = getattr(package.module(), "__path__", ())
             if name in sys.modules:
                 return ModuleSpec(name, _Imported(sys.modules.pop(name)))
         elif name not in _waiting:
@@ -146,7 +167,9 @@ class _Finder:
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            if (stand_in := _waiting.pop(name, None)) is not None:
+            with _lock:
+                stand_in = _waiting.pop(name, None)
+            if stand_in is not None:
                 stand_in.give_way(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]  # a loader is one module's
@@ -154,26 +177,31 @@ class _Finder:
 
 
 _waiting: dict[str, _StandIn] = {}
-"""The stand-ins whose modules are not imported."""
+"""The stand-ins whose modules are not imported, in their places or not."""
 _finder = _Finder()
 
 
-def import_deferring() -> None:
-    """Import what asks for those modules that were not imported before, each without them."""
-    stand_ins = {
-        name: _Compiler() if name == _COMPILER else _StandIn(name)
-        for name in _FUNCTIONS
-        if name not in sys.modules and name not in _waiting and find_spec(name.partition(".")[0]) is not None
-    }
-    if _finder not in sys.meta_path:
-        sys.meta_path.insert(0, _finder)
-    _waiting.update(stand_ins)
-    sys.modules.update(stand_ins)
+@contextmanager
+def deferring() -> Iterator[None]:
+    """Have stand-ins in the places of those modules that were not imported before."""
+    with _lock:
+        for name in _FUNCTIONS:
+            if name not in sys.modules and name not in _waiting and find_spec(name.partition(".")[0]) is not None:
+                _waiting[name] = _Compiler() if name == _COMPILER else _StandIn(name)
+        here = {name: stand_in for name, stand_in in _waiting.items() if name not in sys.modules}
+        sys.modules.update(here)
+        if _finder not in sys.meta_path:
+            sys.meta_path.insert(0, _finder)
     try:
+        yield
+    finally:
+        for stand_in in here.values():
+            stand_in.leave()
+
+
+def import_deferring() -> None:
+    """Import what all models of transformers import, without those modules."""
+    with deferring():
         for module in _IMPORTERS:
             with suppress(ImportError):  # by another name in other versions: then all is imported, later
                 importlib.import_module(module)
-    finally:
-        for name, stand_in in stand_ins.items():
-            if sys.modules.get(name) is stand_in and not name.startswith(_COMPILER):
-                del sys.modules[name]

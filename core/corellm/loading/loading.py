@@ -25,6 +25,7 @@ from corellm.frontend.input_processor import InputProcessor
 from corellm.frontend.stated_spans import longest_span
 from corellm.hookspecs import ModelContext
 from corellm.loading.checkpoint import naming_unknown_tokens
+from corellm.loading.deferred_imports import deferring
 from corellm.loading.dummy_steps import (
     capture_graphs,
     check_additions,
@@ -99,7 +100,7 @@ def load(config: EngineConfig, located: LocatedModel, *, check_encoders: bool = 
         CheckpointError, PluginError, ConfigError: what is wrong, and the way out.
     """
     warn_if_untested()
-    with at_load(config.model.model), no_questions(), ExitStack() as on_failure:
+    with at_load(config.model.model), no_questions(), deferring(), ExitStack() as on_failure:
         opened = open_model(config, located)
         on_failure.callback(opened.templates.close)
         keep_float32(opened.context.device)

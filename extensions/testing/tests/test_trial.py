@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -22,7 +23,7 @@ from corellm.loading.locating import locate
 from corellm.multimodal import PromptReplacement
 from corellm.system.memory import DeviceMemory
 from corellm_llava import Llava
-from corellm_testing.reference import Reference
+from corellm_testing.reference import Continuation, Reference
 from corellm_testing.trial import Trial, reference_of
 from corellm_transformers.contract import AnyReference
 
@@ -70,7 +71,9 @@ def test_a_right_checkpoint(run: Try, tiny: Callable[[str], Path]) -> None:
     """Every check holds, several kinds of items included; requests are of text and of each kind and count."""
     found = findings_of(run(tiny("qwen_vl"), "--json", "--tokens", 4))
     assert not broken(found)
-    assert {"loads", "text", "image, 3 of them", "video, then a question", "one of each"} <= set(found)
+    assert {"loads", "text", "image, 3 of them", "video, then a question"} <= set(found)
+    pairs = {f"{one} and {other} in a conversation" for one in ("image", "video") for other in ("image", "video")}
+    assert pairs <= set(found)
     assert found["text"]["said"].startswith("22 + 4 tokens, log-probabilities within ")
     status, out, err = run(tiny("llava"), "--tokens", 2)
     assert (status, err) == (0, "")
@@ -82,7 +85,7 @@ def test_one_item_makes_no_pair(run: Try, tiny: Callable[[str], Path]) -> None:
     found = findings_of(run(tiny("molmo"), "--json", "--tokens", 2))
     assert not broken(found)
     assert found["the reference loads"]["said"] == "the plugin's own PlainMolmo"
-    assert not any("pairs" in check or "of them" in check for check in found)
+    assert not any("conversation" in check or "of them" in check for check in found)
 
 
 def test_wrong_embeddings(run: Try, tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +102,7 @@ def test_wrong_embeddings(run: Try, tiny: Callable[[str], Path], monkeypatch: py
     assert found["all of these in one batch"]["kept"]
     assert found["text"]["kept"]
     assert found["different items are told apart"]["kept"]
-    assert {check for check in found if "image" in check} == set(wrong) - {"pairs of items, in a conversation"}
+    assert {check for check in found if "image" in check} == set(wrong)
     assert all(hook is not None and "get_multimodal_embeddings" in hook for hook in wrong.values())
     status, out, _ = run(tiny("llava"), "--tokens", 4)
     assert status == 1
@@ -146,8 +149,41 @@ def test_what_a_plugin_would_say(run: Try, tmp_path: Path, architecture: str, ho
     assert ("plugin of its own" in found["loads"]["said"]) == (hook is not None)
 
 
-@pytest.mark.parametrize("option", [{"dtype": "bfloat16"}, {"quantization": "int8"}, {"kv_cache_dtype": "int8"}])
-def test_options_that_change_outputs(option: dict[str, str], tiny: Callable[[str], Path]) -> None:
+def test_the_reference_fails(run: Try, tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it does not load, nothing is compared; a NaN of its log-probabilities is a difference."""
+    true = Reference.generate
+
+    def unclear(self: Reference, *arguments: Any) -> Continuation:
+        found = true(self, *arguments)
+        return replace(found, logprobs=[*found.logprobs[:-1], float("nan")])
+
+    monkeypatch.setattr(Reference, "generate", unclear)
+    found = findings_of(run(tiny("llava"), "--json", "--tokens", 2))
+    assert not found["text"]["kept"]
+    monkeypatch.setattr(Reference, "model", property(lambda self: 1 / 0))
+    found = findings_of(run(tiny("llava"), "--json", "--tokens", 2))
+    assert broken(found) == {"the reference loads": None}
+    assert list(found) == ["loads", "the reference loads"]
+
+
+def test_limits_of_the_operator(run: Try, tiny: Callable[[str], Path]) -> None:
+    """Items that the operator does not let in are not asked about."""
+    found = findings_of(run(tiny("qwen_vl"), "--json", "--tokens", 2, "--limit-mm-per-prompt", '{"image": 0}'))
+    assert not broken(found)
+    assert not any("image" in check for check in found)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"dtype": "bfloat16"},
+        {"quantization": "int8"},
+        {"kv_cache_dtype": "int8"},
+        {"mm_processor_kwargs": {"do_normalize": False}},
+    ],
+    ids=str,
+)
+def test_options_that_change_outputs(option: dict[str, Any], tiny: Callable[[str], Path]) -> None:
     """They are refused before anything is loaded; float32 said once more is not."""
     with pytest.raises(ConfigError, match=next(iter(option))):
         Trial(str(tiny("llava")), **option)

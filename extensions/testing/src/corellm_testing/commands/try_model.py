@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
 
 _HELP = """\
 Run a checkpoint in corellm and in transformers, side by side: requests of text and of every kind of item that it takes,
-alone and in one batch, must have transformers' own greedy tokens. What differs is shown with the plugin's hook to look
-at. Both models are in memory, in float32. The exit status is 1 if anything differs, or it does not load."""
+alone and in one batch, must have transformers' own greedy tokens and their log-probabilities. Where a plugin's contract
+names another reference, it stands for transformers. What differs is shown with the plugin's hook to look at. Both
+models are in memory, in float32. The exit status is 1 if anything differs, or it does not load."""
 
 _EPILOG = """\
 examples:
@@ -54,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     found: list[Finding] = []
     findings = trial.findings()
     while True:
-        with loading(args.model if not found else f"{args.model}, check {len(found) + 1}"):
+        with loading(args.model) if not found else nullcontext():
             finding = next(findings, None)
         if finding is None:
             break
