@@ -3,8 +3,8 @@
 What transformers' models import takes each of these for decorators or for a function that no run here calls, and torch
 asks for its compiler when a model is made without memory, and the first time a plan is recorded. Meanwhile stand-ins
 are in their places. A function that they are known to be asked for imports its module when it is called, any other name
-at once. When a module comes in, then or later, by whoever asks for it, it takes its stand-in's place in all modules that
-hold that.
+at once. When a module comes in, then or later, by whoever asks for it, it takes its stand-in's place in all modules
+that hold that.
 """
 
 from __future__ import annotations
