@@ -1,10 +1,10 @@
 """Imports of torch and transformers that can wait: torch's compiler, scipy, scikit-learn.
 
-What transformers' models import takes each of these for decorators or for a function that no run here calls, and torch
-asks for its compiler when a model is made without memory, and the first time a plan is recorded. Meanwhile stand-ins
-are in their places. A function that they are known to be asked for imports its module when it is called, any other name
-at once. When a module comes in, then or later, by whoever asks for it, it takes its stand-in's place in all modules
-that hold that.
+transformers' modelling imports each of these for decorators or for a function that no run here calls. torch imports its
+compiler when a model is made on the meta device, and the first time a plan is recorded. While a model is loaded,
+stand-ins are in `sys.modules` instead. A stand-in gives the functions that transformers is known to import, and these
+import the module when they are called; any other attribute imports it at once. Once a module is imported, it replaces
+its stand-in in every module that holds that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
     "scipy.optimize": ("linear_sum_assignment",),
     "sklearn.metrics": ("roc_curve",),
 }
-"""What stand-ins are for, and what is taken from there and called later or never."""
+"""The modules that have stand-ins, and the functions that transformers imports from each."""
 _IMPORTERS = (
     "transformers.generation.candidate_generator",
     "transformers.generation.utils",
@@ -36,7 +36,7 @@ _IMPORTERS = (
     "transformers.masking_utils",
     "transformers.modeling_utils",
 )
-"""What imports them, in every model of transformers."""
+"""The modules of transformers that import them, whatever the model."""
 
 _lock = RLock()
 """Held while stand-ins come and go; not while a module is imported."""
@@ -95,10 +95,10 @@ class _Compiler(_StandIn):
         }
         self.__dict__.update(self._given)
         self._later: list[Callable[[ModuleType], object]] = []
-        """What is done with the compiler when it is there."""
+        """Calls that wait for the compiler: each marks one function."""
 
     def _disable(self, fn: Any = None, recursive: bool = True, **how: Any) -> Any:
-        """Return a function that the compiler is to leave alone: until it is there, all functions are."""
+        """Return a function that the compiler does not compile; before it is imported, nothing is compiled."""
         if fn is None:
             return partial(self._disable, recursive=recursive, **how)
         own: list[Any] = []
@@ -118,7 +118,7 @@ class _Compiler(_StandIn):
         return self.module().disable(fn, recursive, **how)
 
     def _mark(self, mark: str, fn: Any) -> Any:
-        """Note what the compiler is to treat so."""
+        """Mark a function for the compiler, once it is imported."""
         with _lock:
             if callable(fn) and _COMPILER in _waiting:
                 self._later.append(lambda compiler: getattr(compiler, mark)(fn))
@@ -200,7 +200,7 @@ def deferring() -> Iterator[None]:
 
 
 def import_deferring() -> None:
-    """Import what all models of transformers import, without those modules."""
+    """Import what every model of transformers imports, with stand-ins for what can wait."""
     with deferring():
         for module in _IMPORTERS:
             with suppress(ImportError):  # by another name in other versions: then all is imported, later

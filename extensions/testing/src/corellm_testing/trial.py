@@ -59,7 +59,7 @@ class Finding:
     check: str
     kept: bool
     said: str = ""
-    """Of a check that holds, what was measured; else what was expected, what came, and what to do."""
+    """What was measured, if the check holds; else what was expected, what came, and what to do."""
     hook: str | None = None
     """The hook to look at, where one is known."""
     seconds: float = 0.0
