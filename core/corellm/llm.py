@@ -255,6 +255,7 @@ class LLM(Maintenance, NotPicklable):
         priority: int = 0,
         allowed_special: AllowedSpecial = (),
         max_window_size: int | None = None,
+        prompt_keys: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Complete conversations.
 
@@ -276,6 +277,7 @@ class LLM(Maintenance, NotPicklable):
                 of items.
             max_window_size: most tokens of a prompt, placeholders expanded. Of a longer conversation the oldest turns
                 are left out, whole and with their items; the system message and the last user turn are kept.
+            prompt_keys: for every conversation, the keys that extensions read in prompts, with their values.
 
         Returns:
             One output per conversation.
@@ -296,6 +298,7 @@ class LLM(Maintenance, NotPicklable):
             priority=priority,
             allowed_special=allowed_special,
             max_window_size=max_window_size,
+            prompt_keys=prompt_keys,
         )
         prepare = [partial(process, conversation) for conversation in conversations]
         return self.run_prepared(prepare, self._params_of_each(sampling_params, len(prepare)), use_tqdm, on_error)

@@ -17,7 +17,14 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from corellm import LLM, SamplingParams
 from corellm.engine.process.client import ProcessLLM
-from corellm.errors import BrokenPluginError, ContractError, CorellmError, PromptError, RequestFailedError
+from corellm.errors import (
+    BrokenPluginError,
+    ContractError,
+    CorellmError,
+    InvalidParameterError,
+    PromptError,
+    RequestFailedError,
+)
 from corellm.loading.dummy_steps import capture_graphs
 from corellm.loading.packed_linear import PackedLinear
 from corellm.modelling.linear_additions import AddedLinear, LinearAdditions
@@ -289,6 +296,24 @@ def test_keys_of_two_extensions(path: Path, wanted: list[Continuation]) -> None:
         assert part.most_at_once == 1
         with pytest.raises(PromptError, match="prepared with the key 'adapter', which is unknown here"):
             without.generate(prepared[1], params, use_tqdm=False)
+
+
+def test_keys_of_a_conversation(path: Path) -> None:
+    """`prompt_keys` do what they do in a prompt of the same tokens; what no extension reads is refused."""
+    params = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True)
+    messages = [{"role": "user", "content": "What is it?"}]
+    found = []
+    with engine(path) as llm:
+        tokens = llm.engine.input_processor.process_chat(messages).token_ids
+        for given in ({}, {"adapter": "first"}):
+            chat = llm.chat(messages, params, prompt_keys=given)[0].outputs[0].token_ids
+            assert chat == llm.generate({"prompt_token_ids": tokens, **given}, params)[0].outputs[0].token_ids
+            found.append(chat)
+        for wrong in ({"adaptor": "first"}, {"prompt": "first"}, "first"):
+            with pytest.raises(InvalidParameterError) as caught:
+                llm.chat(messages, params, prompt_keys=wrong)
+            assert caught.value.param == "prompt_keys"
+    assert found[0] != found[1]
 
 
 def test_a_key_that_is_taken(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

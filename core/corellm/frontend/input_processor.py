@@ -316,6 +316,7 @@ class InputProcessor:
         mm_processor_kwargs: Mapping[str, Any] | None = None,
         cache_salt: str | None = None,
         priority: int = 0,
+        prompt_keys: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> ProcessedPrompt:
         """Prepare an OpenAI-style conversation. Special tokens that users typed stay text.
@@ -323,6 +324,7 @@ class InputProcessor:
         Args:
             messages: a list of `{"role", "content"}`.
             mm_processor_kwargs, cache_salt, priority: as in a prompt.
+            prompt_keys: keys of prompts that extensions read, with their values.
             **options: the fields of `ChatOptions`: `chat_template`, `add_generation_prompt`,
                 `continue_final_message`, `tools`, `chat_template_kwargs`, `allowed_special`, `max_window_size`.
 
@@ -331,7 +333,7 @@ class InputProcessor:
             InvalidParameterError: an option is wrong.
             MultiModalError: an item is wrong, or cannot be fetched.
         """
-        chosen = ChatOptions.of(options)
+        chosen, extra = ChatOptions.of(options), self._checked_keys(prompt_keys)
         with _preparing():
             normalized = self._chat.normalized(messages, chosen)
         if is_begun(normalized):
@@ -348,7 +350,8 @@ class InputProcessor:
                 counts = {modality: len(media) for modality, media in collect_media(normalized).items()}
                 check_counts(counts, self.mm_processor.limits, self.mm_processor.config)
             self._remote_media.load(normalized)
-        fields = {"mm_processor_kwargs": mm_processor_kwargs, "cache_salt": cache_salt, "priority": priority}
+        own = {"mm_processor_kwargs": mm_processor_kwargs, "cache_salt": cache_salt, "priority": priority}
+        fields = {**extra, **own}
         if chosen.max_window_size is None:
             return self._process_rendered(normalized, self._rendered(normalized, chosen), fields)
         limit = self._conversation_limit(chosen.max_window_size, partial(self._rendered, options=chosen), fields)
@@ -357,6 +360,23 @@ class InputProcessor:
             if len(processed.token_ids) <= limit.max_tokens:
                 return processed
         raise limit.refusal(len(processed.token_ids))
+
+    def _checked_keys(self, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """Return the keys of a conversation's prompt that extensions read.
+
+        Raises:
+            InvalidParameterError: no dictionary, or a key that none reads.
+        """
+        if given is not None and not isinstance(given, Mapping):
+            raise InvalidParameterError(f"prompt_keys must be a dict, got {given!r:.100}", param="prompt_keys")
+        for name in given or ():
+            if name not in self._extensions_keys:
+                raise InvalidParameterError(
+                    f"prompt_keys: no installed extension reads {name!r:.100} for this model (those that are read: "
+                    f"{', '.join(sorted(self._extensions_keys)) or 'none'})",
+                    param="prompt_keys",
+                )
+        return given or {}
 
     def _check_length(self, messages: Messages) -> None:
         """Refuse a conversation that can never fit before a template renders it.
