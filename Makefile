@@ -121,8 +121,11 @@ peers: setup     ## other engines to compare with, each in an environment of its
 bench-peers: setup ## corellm beside those engines on this machine's CPU; ARGS=--quick for some minutes
 	$(BIN)/python -m bench.peers $(ARGS)
 
-families: setup  ## every kind of model that transformers maps, by the generic adapter; writes docs/run/kinds.md
-	$(BIN)/python -m tests.kinds
+$(VENV)/libraries: tests/kinds/libraries.py | setup
+	$(BIN)/python -m tests.kinds.libraries $@
+
+families: $(VENV)/libraries ## every kind of model that transformers maps, by the generic adapter; writes docs/run/kinds.md; ARGS="qwen3_5 internvl" for some
+	$(BIN)/python -m tests.kinds --libraries $< --write $(ARGS)
 
 vllm-scripts: setup ## scripts in the manner of vLLM's examples, each in a process of its own: a table of what runs; ARGS="chat embed" for some
 	$(BIN)/python -m extensions.vllm.tests.kinds $(ARGS)

@@ -21,15 +21,17 @@ _HEAD = """# Kinds of models
 Every architecture of transformers' image-text-to-text and multimodal-LM mappings, tried by `make families` with a tiny
 random checkpoint, in the generic adapter, [corellm-transformers](families.md#corellm-transformers).
 
-- *passes*: greedy outputs are those of transformers' `generate`, text alone and with several items, or with one where a
-  prompt may have one; with every pair of its modalities in one conversation, in both orders, with what the chat
-  template writes around items; and two different items of a modality have different outputs. The first in chunks of 16,
-  64 and any number of tokens, with and without prefix caching; where memory is so short that requests are preempted, by
-  recompute and by swap, in blocks of 8, 16 and 32; with compiled kernels and with plain torch. Each setting was tried,
-  not each with every other. Kinds of one architecture are tried with one checkpoint.
+- *passes*, with its modalities where the row names them: greedy outputs are those of transformers' `generate`, text
+  alone and with several items, or with one where a prompt may have one; with every pair of its modalities in one
+  conversation, in both orders, with what the chat template writes around items; and two different items of a modality
+  have different outputs. The first in chunks of 16, 64 and any number of tokens, with and without prefix caching; where
+  memory is so short that requests are preempted, by recompute and by swap, in blocks of 8, 16 and 32; with compiled
+  kernels and with plain torch. Each setting was tried, not each with every other. Kinds of one architecture are tried
+  with one checkpoint.
+- *with* a library: with that library, which corellm does not install; transformers processes all videos by torchvision.
 - *its own plugin*: a distribution of this project serves it, and is tested there.
 - *refused*: at load, with this reason. Such a model needs a plugin of its own, or transformers' own `generate`.
-- *needs*: transformers cannot make the model or its processor without that library, so nothing was tried.
+- *needs*: transformers cannot make the model or its processor without that library, and nothing was tried with it.
 - *no checkpoint*: the recipe of tiny checkpoints does not make one.
 - *not tested*: the rules took too long.
 - *fails*: a rule does not hold; the reason names it and what it found.
@@ -58,9 +60,10 @@ def page(outcomes: dict[str, Outcome], architectures: dict[str, str]) -> str:
     return f"{_HEAD}{len(outcomes)} kinds: {total}.\n\n{table}\n"
 
 
-def outcomes_of(text: str) -> dict[str, str]:
-    """Return `{model_type: outcome, without its reason}` of a page."""
-    return dict(re.findall(r"^\| `([^`]+)` \| `[^`]+` \| ([^:|]+?)(?::.*)? \|$", text, re.MULTILINE))
+def outcomes_of(text: str) -> dict[str, Outcome]:
+    """Return `{model_type: outcome}` of a page."""
+    rows = re.findall(r"^\| `([^`]+)` \| `[^`]+` \| ([^:|]+?)(?:: (.*))? \|$", text, re.MULTILINE)
+    return {kind: Outcome(what, why.replace("\\|", "|").replace("&lt;", "<")) for kind, what, why in rows}
 
 
 def _plain(text: str) -> str:
@@ -70,11 +73,13 @@ def _plain(text: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Try the kinds, several at a time."""
     parser = argparse.ArgumentParser(prog="python -m tests.kinds", description=__doc__)
-    parser.add_argument("kinds", nargs="*", help="model types to try and print; all of them, and the page, if none")
+    parser.add_argument("kinds", nargs="*", help="model types to try; all of them if none")
     parser.add_argument("--seconds", type=int, default=120, help="most for making and loading a checkpoint")
-    parser.add_argument("--shard", default="1/1", help="the part of the kinds to try, e.g. 2/4; writes no page")
+    parser.add_argument("--shard", default="1/1", help="the part of the kinds to try, e.g. 2/4")
+    parser.add_argument("--libraries", type=Path, help="a folder that `python -m tests.kinds.libraries` made")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="how many at a time")
-    parser.add_argument("--quick", action="store_true", help="try one setting of each kind; writes no page")
+    parser.add_argument("--quick", action="store_true", help="try one setting of each kind")
+    parser.add_argument("--write", action="store_true", help="write what came of them into the page")
     given = parser.parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # several kinds at a time, of tiny tensors
     known = kinds()
@@ -83,21 +88,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     owned = {kind: KNOWN_FAMILIES[known[kind]] for kind in wanted if known[kind] in KNOWN_FAMILIES}
     outcomes = {kind: Outcome("its own plugin", plugin) for kind, plugin in owned.items()}
     others = [kind for kind in wanted if kind not in owned]
-    stated = outcomes_of(PAGE.read_text(encoding="utf-8")) if PAGE.is_file() else {}
+    libraries = given.libraries and given.libraries.resolve()
     with ThreadPoolExecutor(given.jobs) as pool, tqdm(total=len(others)) as bar:
 
         def attempt(kind: str) -> Outcome:
-            outcome = outcome_of(known[kind], given.seconds, likely=stated.get(kind) == "passes", quick=given.quick)
+            outcome = outcome_of(known[kind], given.seconds, libraries, quick=given.quick)
             bar.update()
             bar.write(f"{kind}: {outcome.what} {outcome.why}")
             return outcome
 
         outcomes |= dict(zip(others, pool.map(attempt, others), strict=True))
-    if not given.kinds and given.shard == "1/1" and not given.quick:
-        Path(PAGE).write_text(page({kind: outcomes[kind] for kind in wanted}, known), encoding="utf-8")
+    stated = outcomes_of(PAGE.read_text(encoding="utf-8")) if PAGE.is_file() else {}
+    if given.write:
+        found = {**stated, **outcomes}
+        PAGE.write_text(page({kind: found[kind] for kind in known if kind in found}, known), encoding="utf-8")
         print(f"wrote {PAGE.relative_to(ROOT)}")
         return
-    worse = [kind for kind in wanted if stated.get(kind) == "passes" != outcomes[kind].what]
+    worse = [kind for kind in wanted if kind in stated and stated[kind].what == "passes" != outcomes[kind].what]
     if worse:
         raise SystemExit(f"{', '.join(worse)}: {PAGE.name} says that they pass")
 

@@ -36,32 +36,54 @@ class Outcome:
     what: str
     """`passes`, `refused`, `needs` a library, `no checkpoint`, `not tested`, or `fails`."""
     why: str = ""
+    """The reason; of one that passes, its modalities, and `with` the library that some of them need."""
 
 
-def outcome_of(architecture: str, seconds: int, *, likely: bool = False, quick: bool = False) -> Outcome:
+def outcome_of(architecture: str, seconds: int, libraries: Path | None = None, *, quick: bool = False) -> Outcome:
     """Return what comes of an architecture; processes of their own try it.
 
     Args:
         architecture: a class of transformers.
         seconds: the most for making and loading a checkpoint; the rules may take five times as long.
-        likely: it passed when it was last tried: the rules go first.
+        libraries: a folder of those that a kind may need, or by which it takes videos.
         quick: try one setting.
     """
-    if likely and (outcome := _tested(architecture, seconds, quick)).what == "passes":
+    without = _outcome_of(architecture, seconds, None, quick=quick)
+    if libraries is None or without.what not in ("passes", "needs", "refused"):
+        return without
+    known = without.why if without.what == "passes" else ""
+    outcome = _outcome_of(architecture, seconds, libraries, passed=known, quick=quick)
+    if without.what == outcome.what == "refused":
+        return without
+    if outcome.what != "passes" or outcome.why == known:
         return outcome
-    loaded = _run(["-m", "tests.kinds.outcome", architecture], architecture, seconds)
+    if without.what != "passes":
+        library = without.why if without.what == "needs" else "torchvision"  # whose absence some processors do not say
+        return Outcome("passes", f"{outcome.why} with {library}")
+    more = [modality for modality in outcome.why.split(", ") if modality not in known.split(", ")]
+    return Outcome("passes", f"{known}; {', '.join(more)} with torchvision")
+
+
+def _outcome_of(
+    architecture: str, seconds: int, libraries: Path | None, *, passed: str = "", quick: bool = False
+) -> Outcome:
+    """Return what comes of an architecture, if it passes its modalities; with those `passed`, no rule is tried."""
+    loaded = _run(["-m", "tests.kinds.outcome", architecture], architecture, seconds, libraries)
     if loaded is None:
         return Outcome("no checkpoint", f"not made and loaded within {seconds} seconds")
     marked = [line.removeprefix(_MARK) for line in loaded.stdout.splitlines() if line.startswith(_MARK)]
     if not marked:
         return Outcome("no checkpoint", f"the process ended with {loaded.returncode}")
     what, _, why = marked[-1].partition(": ")
-    return Outcome(what, why) if what != "loads" else _tested(architecture, seconds, quick)
+    if what != "loads":
+        return Outcome(what, why)
+    outcome = Outcome("passes") if why == passed else _tested(architecture, seconds, libraries, quick)
+    return Outcome("passes", why) if outcome.what == "passes" else outcome
 
 
-def _tested(architecture: str, seconds: int, quick: bool) -> Outcome:
+def _tested(architecture: str, seconds: int, libraries: Path | None, quick: bool) -> Outcome:
     which = ("-k", _QUICK) if quick else ()
-    tested = _run(["-m", "pytest", "-q", *_OPTIONS, *which, str(RULES)], architecture, 5 * seconds)
+    tested = _run(["-m", "pytest", "-q", *_OPTIONS, *which, str(RULES)], architecture, 5 * seconds, libraries)
     if tested is None:
         return Outcome("not tested", f"not within {5 * seconds} seconds")
     if tested.returncode == 0:
@@ -72,8 +94,12 @@ def _tested(architecture: str, seconds: int, quick: bool) -> Outcome:
     return Outcome("fails", f"{', '.join(failed)}: {why}")
 
 
-def _run(command: list[str], architecture: str, seconds: int) -> subprocess.CompletedProcess[str] | None:
+def _run(
+    command: list[str], architecture: str, seconds: int, libraries: Path | None
+) -> subprocess.CompletedProcess[str] | None:
     environment = {**os.environ, "CORELLM_KIND": architecture, "HF_HUB_OFFLINE": "1"}
+    if libraries is not None:
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(libraries), os.environ.get("PYTHONPATH"))))
     try:
         return subprocess.run(
             [sys.executable, *command], cwd=ROOT, env=environment, text=True, capture_output=True, timeout=seconds
@@ -95,11 +121,12 @@ def _load(architecture: str) -> Outcome:
                 return _needs(error) or Outcome("refused", _said(error))
             return _needs(error) or Outcome("no checkpoint", f"{type(error).__name__}: {_said(error)[:200]}")
         try:
-            LLM(folder, dtype="float32").close()
+            with LLM(folder, dtype="float32") as llm:
+                modalities = ", ".join(llm.engine.input_processor.mm_processor.limits)
         except (CheckpointError, PluginNotFoundError) as error:
             reason = _said(error).replace(folder, "the checkpoint").partition("; install ")[0]
             return _needs(error) or Outcome("refused", _WAY_OUT.sub("", reason))
-    return Outcome("loads")
+    return Outcome("loads", modalities)
 
 
 def _said(error: Exception) -> str:

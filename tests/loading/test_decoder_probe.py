@@ -16,7 +16,7 @@ from corellm.attention.paged import register_attention
 from corellm.attention.reference import ReferenceAttention
 from corellm.errors import CheckpointError
 from corellm.hookspecs import LoadConfig
-from corellm.loading.decoder_probe import _cuts_spans, causal_layers, probe_spans
+from corellm.loading.decoder_probe import _cuts_spans, causal_layers, probe_decoder, probe_spans
 from corellm.modelling import visible_tokens
 from corellm.modelling.defaults import load_transformers_model
 from corellm.tiny_checkpoints import randomize_weights, train_tokenizer
@@ -222,6 +222,23 @@ def test_a_causal_model_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         probe(model)
     assert ran
     assert not caplog.messages
+
+
+def test_layers_that_forget_generated_tokens_are_refused(tmp_path: Path) -> None:
+    """Their masks are causal until more is generated than a probe sees."""
+    register_attention()
+    config = LoadConfig(tmp_path, torch.float32, torch.device("cpu"), "corellm_paged", load_format="dummy")
+    model: Any = load_transformers_model(transformers.LlamaForCausalLM, transformers.LlamaConfig(**TEXT), config)
+    decoder = model.get_decoder()
+
+    def probed() -> None:
+        cpu = torch.device("cpu")
+        probe_decoder(decoder, WIDTH, torch.float32, cpu, max_len=64, softcaps=True, sinks=True)
+
+    probed()
+    decoder.config.layer_types = ["full_attention", "reference_sliding_attention"]
+    with pytest.raises(CheckpointError, match="of generated tokens only the last"):
+        probed()
 
 
 def test_a_model_that_cannot_be_run_so_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:

@@ -43,6 +43,8 @@ _HARMLESS = frozenset(
 """Arguments of attention functions that change no result, or are looked at."""
 _POINTWISE = ("mlp", "moe")
 """Types of layers, as configurations name them, that keep nothing."""
+_FORGETTING = "reference_sliding_attention"
+"""One that sees the whole prompt, and of what was generated the last tokens."""
 
 
 @dataclass(frozen=True)
@@ -221,6 +223,8 @@ def probe_decoder(
             f"{probe.decoder} never called paged attention; load_model must set load_config.attn_implementation on the "
             f"text decoder's config"
         )
+    if _FORGETTING in (getattr(config, "layer_types", None) or ()):  # a probe without a cache does not see it
+        probe.refuse(f"has layers that see the whole prompt, but of generated tokens only the last ({_FORGETTING})")
     # `num_hidden_layers` of encoder-decoders is the encoder's
     num_layers: Any = getattr(config, "decoder_layers", None) or getattr(config, "num_hidden_layers", None)
     num_known = len(probe.layers.keys() | stateful) + _count_pointwise(config)

@@ -68,7 +68,8 @@ def _is_plain(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, kwar
     causal = kwargs.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
     more = kwargs.get("dropout") or kwargs.get("position_bias") is not None or (causal and query.shape[2] > 1)
-    return not more and query.dtype == key.dtype == value.dtype and query.dtype in _DTYPES and key.shape[2] > 0
+    alike = query.dtype == key.dtype == value.dtype and query.shape[0] == key.shape[0]  # else SDPA repeats queries
+    return not more and alike and query.dtype in _DTYPES and key.shape[2] > 0
 
 
 @lru_cache(maxsize=64)

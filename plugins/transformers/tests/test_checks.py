@@ -62,3 +62,12 @@ def test_items_that_change_nothing_are_refused(with_audio_token: Callable[[int],
     """With a token of the vocabulary that is not the processor's, audio changes no embedding."""
     with pytest.raises(CheckpointError, match="audio items the same"):
         LLM(str(with_audio_token(5)), dtype="float32")
+
+
+def test_a_lora_adapter_is_not_left_out(tmp_path: Path) -> None:
+    """Granite Speech hears audio by it, and without it answers all the same."""
+    path = make_tiny_checkpoint(tmp_path, architecture="VipLlavaForConditionalGeneration")
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    (path / "config.json").write_text(json.dumps({**config, "has_lora_adapter": True}), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="LoRA adapter, which corellm does not apply"):
+        LLM(str(path), dtype="float32")

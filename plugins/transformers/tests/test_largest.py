@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from corellm_transformers.largest import largest_image, longest_audio
+from corellm_transformers.largest import largest_image, largest_video, longest_audio
 
 RATE = 16_000
 
@@ -89,3 +89,34 @@ def test_an_image_keeps_to_the_bounds() -> None:
     assert (width <= 280, height <= 140, patches(width, height)) == (True, True, patches(280, 140))
     width, height = largest_image(patches, 170, {"width": 300})
     assert (width <= 300, patches(width, height)) == (True, 170)
+
+
+def steps(frames: int, width: int, height: int) -> int:
+    """The patches of each two frames, and as many marks as there are steps."""
+    return -(-frames // 2) * (patches(width, height) + 2)
+
+
+def of_one_size(frames: int, width: int, height: int) -> int:
+    """Ten tokens a frame, which is scaled to one size."""
+    return 10 * frames
+
+
+def bounded(frames: int, width: int, height: int) -> int:
+    """As `steps`, with smaller frames where all of them would have more than 5,000 patches."""
+    return min(steps(frames, width, height), 5_000 + frames)
+
+
+@pytest.mark.parametrize("seq_len", [64, 170, 1024, 4096, 32_768])
+@pytest.mark.parametrize("count", [steps, of_one_size, bounded])
+def test_a_video_fills_the_prompt_or_has_all_frames(count: Callable[[int, int, int], int], seq_len: int) -> None:
+    """Another frame does not fit, or the processor takes no more."""
+    frames, width, height = largest_video(count, seq_len, {"num_frames": 768})
+    assert count(frames, width, height) <= seq_len
+    room = count(frames + 1, width, height) > seq_len or frames == 768
+    assert room or (frames + 1) * width * height > 2**26 or count(frames + 2, width, height) > seq_len
+
+
+def test_a_video_keeps_to_the_bounds() -> None:
+    """The operator's bounds count where the prompt would hold more."""
+    found = largest_video(steps, 30_000, {"num_frames": 12, "width": 280, "height": 140})
+    assert found == (12, 280, 140)

@@ -95,6 +95,16 @@ def test_the_rest_is_left_to_sdpa(layer: nn.Module, mask: Tensor | None, options
     assert not torch.allclose(ours, plain, atol=1e-3)
 
 
+@pytest.mark.parametrize("batches", [(1, 3), (3, 1)], ids=str)
+def test_queries_or_keys_of_a_whole_batch_are_left_to_sdpa(batches: tuple[int, int]) -> None:
+    """A Q-Former has the same queries for every item: SDPA repeats them."""
+    query, *_ = draw((batches[0], 2, 2, 5, 5, 16, 16), torch.float32)
+    _, key, value = draw((batches[1], 2, 2, 7, 7, 16, 16), torch.float32)
+    ours, _ = encoder_attention(module(), query, key, value, None)
+    assert ours.shape == (3, 5, 2, 16)
+    torch.testing.assert_close(ours, scaled_dot_product_attention(query, key, value).transpose(1, 2))
+
+
 def test_other_types_are_left_to_sdpa() -> None:
     given = [x.double() for x in draw((2, 4, 4, 9, 9, 16, 16), torch.float32)]
     assert torch.equal(encoder_attention(module(), *given, None)[0], sdpa_attention_forward(module(), *given, None)[0])

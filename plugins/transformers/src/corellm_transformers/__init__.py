@@ -93,6 +93,11 @@ class TransformersModel:
         return self._family.largest(seq_len, mm_counts, mm_options)
 
     @hookimpl
+    def get_mm_max_tokens_per_item(self, seq_len: int) -> Mapping[str, int]:
+        """A video may fill a prompt, where the dummy does not."""
+        return {modality: seq_len for modality in self._family.modalities if modality == "video"}
+
+    @hookimpl
     def call_hf_processor(
         self, mm_data: Mapping[str, Sequence[Any]], mm_kwargs: Mapping[str, Any]
     ) -> Mapping[str, Any]:
@@ -109,8 +114,9 @@ class TransformersModel:
             tensors, tokens = self._family.process(modality, item, mm_kwargs)
         except Exception as error:
             if isinstance(error, ValueError) and not isinstance(error, CorellmError) and not mm_kwargs:
+                reason = " ".join(str(error).split())[:200]
                 raise MediaError(
-                    f"the model's processor refuses this {modality}: send another size or length"
+                    f"the model's processor refuses this {modality} ({reason}); send another size or length"
                 ) from error
             if isinstance(error, CorellmError) or not mm_kwargs:
                 raise
@@ -161,15 +167,22 @@ class TransformersModel:
 
     @hookimpl
     def load_model(self) -> None:
-        """Refuse encoder-decoders before weights are read; the core's default then loads the others."""
-        config = self.context.hf_config
-        if config.is_encoder_decoder:
-            from corellm_transformers.family import needs_plugin
+        """Refuse before weights are read what the core's default would load and run wrong.
 
-            what = f"{self.context.model_path}: {config.model_type!r} is an encoder-decoder"
+        Raises:
+            CheckpointError: an encoder-decoder, or a model whose answers about audio need a LoRA adapter.
+        """
+        from corellm_transformers.family import needs_plugin
+
+        config = self.context.hf_config
+        what = f"{self.context.model_path}: {config.model_type!r}"
+        if config.is_encoder_decoder:
             raise needs_plugin(
-                f"{what}, of which the generic adapter cannot tell what the encoder reads", "get_encoder_states"
+                f"{what} is an encoder-decoder, of which the generic adapter cannot tell what the encoder reads",
+                "get_encoder_states",
             )
+        if getattr(config, "has_lora_adapter", False):
+            raise needs_plugin(f"{what} answers about audio with a LoRA adapter, which corellm does not apply", None)
 
     @hookimpl
     def get_language_model(self, model: nn.Module) -> nn.Module:

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from PIL.Image import Transpose
 from torch import Tensor
 
 from corellm.errors import CheckpointError, ContractError
@@ -49,28 +48,57 @@ def check_model(forward: Forward) -> None:
     """Compare the forward pass of prompts with small items with what the engine will do.
 
     A modality of which two items of one prompt differ from each alone, as padded ones may, and a single one does not,
-    is served with one item per prompt.
+    is served with one item per prompt. A model whose videos differ is served without them.
 
     Raises:
         CheckpointError: they differ, or the model does not get a modality's items; says in what.
     """
     modalities = forward.family.modalities
     _require_known_tokens(forward)
-    for modality, known in list(modalities.items()):
-        if known.limit != 1:
-            try:
-                _check(forward, [modality, modality])
-                continue
-            except _Differs as error:
-                logger.info("%s %s: one %s per prompt", type(forward.model).__name__, error, modality)
-        _check_or_refuse(forward, [modality])
-        modalities[modality] = replace(known, limit=1)
-    for modality in modalities:
-        _require_effect(forward, modality)
+    for modality in list(modalities):
+        try:
+            _settle(forward, modality)
+            _require_effect(forward, modality)
+        except CheckpointError as error:
+            if modality != "video" or len(modalities) == 1:
+                raise
+            forward.family.leave_out(modality, error)
     _find_replaced(forward)
     if len(modalities) > 1:
-        _check_or_refuse(forward, list(modalities))
-        _check_or_refuse(forward, list(modalities)[::-1])
+        try:
+            _check_together(forward)
+        except CheckpointError as error:
+            if "video" not in modalities:
+                raise
+            forward.family.leave_out("video", error)
+            _check_together(forward)
+
+
+def _settle(forward: Forward, modality: str) -> None:
+    """Find how many items of a modality a prompt may have, and whether a chat's marks around one are part of it.
+
+    Raises:
+        CheckpointError: not even one is as the engine will make it.
+    """
+    known = forward.family.modalities
+    plain = known[modality]
+    forms = [plain, *forward.family.with_marks(modality)]
+    for limit in (plain.limit, 1) if plain.limit != 1 else (1,):
+        for form in forms:
+            known[modality] = replace(form, limit=limit)
+            try:
+                _check(forward, [modality] * (1 if limit == 1 else 2))
+                return
+            except _Differs as error:
+                logger.info("%s %s: not %s of %r", type(forward.model).__name__, error, limit or "several", form.text)
+    known[modality] = plain
+    _check_or_refuse(forward, [modality])
+
+
+def _check_together(forward: Forward) -> None:
+    modalities = list(forward.family.modalities)
+    for wanted in (modalities, modalities[::-1]):
+        _check_or_refuse(forward, wanted)
 
 
 def _require_known_tokens(forward: Forward) -> None:
@@ -86,10 +114,9 @@ def _require_known_tokens(forward: Forward) -> None:
 
 def _require_effect(forward: Forward, modality: str) -> None:
     """Refuse a model that gives two different items of one size the same embeddings, such as their tokens' own."""
-    item = forward.family.small(modality)
-    rows = []
-    for one in (item, item.transpose(Transpose.ROTATE_180) if modality == "image" else item[::-1].copy()):
-        tensors, tokens = forward.family.process(modality, one, {})
+    family, rows = forward.family, []
+    for one in (family.small(modality), family.turned(modality)):
+        tensors, tokens = family.process(modality, one, {})
         rows.append(forward.embed(modality, tokens.to(forward.device), _on_device(forward, tensors)))
     if torch.equal(*rows):
         raise CheckpointError(

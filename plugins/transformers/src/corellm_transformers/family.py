@@ -5,22 +5,42 @@ Found by processing small items. Knows processors, no model.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL.Image import Transpose
 
 from corellm.errors import CheckpointError, MediaError
 from corellm.hookspecs import ModelContext
-from corellm.multimodal import dummy_audios, dummy_images
-from corellm_transformers.largest import largest_image, longest_audio
+from corellm.multimodal import dummy_audios, dummy_images, dummy_videos
+from corellm_transformers.largest import largest_image, largest_video, longest_audio
 from corellm_transformers.placeholders import ARGUMENT, Ends, between, candidates, ends, flat, marked
 from corellm_transformers.processors import Absent
+from corellm_transformers.videos import processed, video_of
 
-_PARTS = {"image": ("image_processor",), "audio": ("feature_extractor", "audio_processor")}
+if TYPE_CHECKING:
+    from corellm.multimodal import Video
+
+logger = logging.getLogger(__name__)
+
+_PARTS = {
+    "image": ("image_processor",),
+    "video": ("video_processor",),
+    "audio": ("feature_extractor", "audio_processor"),
+}
 """Parts of a processor by which it takes a modality."""
+_FPS = 4.0
+"""Frames per second of the videos that are made here."""
+_CPU_TOKENS = 1024
+_MOST_FRAMES = 64
+"""Of a video whose processor does not say how many it samples."""
 _TEXT = frozenset(
     {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets", "labels"}
 )
@@ -62,33 +82,64 @@ class Family:
     def __init__(self, context: ModelContext) -> None:
         self.context, self.processor = context, context.hf_processor
         self.ends = ends(self.processor)
-        self.modalities = {
-            modality: self._examine(modality)
-            for modality, parts in _PARTS.items()
-            if any(_is_there(getattr(self.processor, part, None)) for part in parts)
-            and getattr(context.hf_config, f"{modality}_config", "") is not None  # else the model has no encoder of it
-        }
+        self.modalities: dict[str, Modality] = {}
+        for modality, parts in _PARTS.items():
+            is_there = any(_is_there(getattr(self.processor, part, None)) for part in parts)
+            if not is_there or getattr(context.hf_config, f"{modality}_config", "") is None:
+                continue  # the model has no encoder of it
+            try:
+                self.modalities[modality] = self._examine(modality)
+            except CheckpointError as error:
+                if modality != "video":
+                    raise
+                self.leave_out(modality, error)
         if not self.modalities:
             raise self.refused("takes neither images nor audio without torchvision", "register_processor")
-        names = [name for known in self.modalities.values() for name in known.tensors]
-        if len(set(names)) < len(names):
-            raise self.refused("gives tensors of one name to items of several modalities", "get_mm_fields_config")
 
     def refused(self, reason: str, hook: str) -> CheckpointError:
         """Return the error that the checkpoint needs a plugin of its own, with a hook that says what is missing."""
         return needs_plugin(f"{type(self.processor).__name__} {reason}", hook)
 
+    def leave_out(self, modality: str, reason: Exception) -> None:
+        """Note that a model is served without a modality."""
+        logger.warning("%s: no %s items are taken: %s", self.context.model_path, modality, reason)
+        self.modalities.pop(modality, None)
+
     def small(self, modality: str, seed: int = 0) -> Any:
         """Return a small item; another one, and of another size, for each seed."""
-        if modality == "image":
-            return dummy_images(1, width=90 + 37 * seed, height=70 + 11 * seed)[0]
-        return dummy_audios(1, num_samples=int((0.7 + 0.4 * seed) * self.sampling_rate))[0]
+        if modality == "audio":
+            return dummy_audios(1, num_samples=int((0.7 + 0.4 * seed) * self.sampling_rate))[0]
+        width, height = 90 + 37 * seed, 70 + 11 * seed
+        if modality == "video":
+            part = self.processor.video_processor
+            sampled = getattr(part, "num_frames", None) if getattr(part, "do_sample_frames", False) else None
+            frames = max(8, sampled or 0) + 2 * seed  # some processors take no video of fewer frames than they sample
+            return video_of(dummy_videos(1, width=width, height=height, num_frames=frames)[0], _FPS)
+        return dummy_images(1, width=width, height=height)[0]
+
+    def turned(self, modality: str) -> Any:
+        """Return an item of the size of a small one that differs from it: upside down, or backwards."""
+        item = self.small(modality)
+        if modality == "audio":
+            return item[::-1].copy()
+        if modality == "video":
+            return video_of(np.stack(list(item.read()))[:, ::-1, ::-1].copy(), _FPS)
+        return item.transpose(Transpose.ROTATE_180)
 
     def in_chats(self, modality: str) -> str:
         """Return what stands for an item in a conversation: its text, with the tokens of the chat template around."""
         tokenizer, text = self.context.tokenizer, self.modalities[modality].text
         special = [str(token) for token in tokenizer.added_tokens_decoder.values() if str(token) != text]
         return marked(text, self.context.chat_template or "", special)
+
+    def with_marks(self, modality: str) -> list[Modality]:
+        """Return how items are placed if what a chat template writes around one is part of it; nothing if it has none.
+
+        Some models tell a video's frames from images by the tokens around the video.
+        """
+        text = self.in_chats(modality)
+        known = self.modalities[modality]
+        return [] if text == known.text else [replace(known, text=text, target=tuple(self._tokenize(text)))]
 
     @property
     def sampling_rate(self) -> int:
@@ -124,6 +175,11 @@ class Family:
         return True
 
     def _embed_token_ids(self, modality: str) -> set[int]:
+        if modality == "video":  # of tokens of its own, or of its frames' as images
+            return self._stated_token_ids(modality) | self._stated_token_ids("image")
+        return self._stated_token_ids(modality)
+
+    def _stated_token_ids(self, modality: str) -> set[int]:
         names = (f"{modality}_token_id", f"{modality}_token_index")
         config = {getattr(self.context.hf_config, name, None) for name in names} - {None}
         # some processors call the token by that name that users write, which marks an item and takes no embedding
@@ -163,7 +219,9 @@ class Family:
             media.setdefault(ARGUMENT[modality], []).append(item)
         if ARGUMENT["audio"] in media:
             media["sampling_rate"] = self.sampling_rate
-        return dict(self.processor(text=text, return_tensors="pt", **{**kwargs, **media}))
+        videos: list[Video] = media.pop(ARGUMENT["video"], [])
+        call = partial(self.processor, text=text, return_tensors="pt")
+        return dict(processed(call, videos, {**kwargs, **media}) if videos else call(**{**kwargs, **media}))
 
     def process(self, modality: str, item: Any, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
         """Return an item's tensors, with the processor's dimension of items, and its tokens `[num_tokens]`.
@@ -180,12 +238,14 @@ class Family:
         return tensors, torch.tensor(tokens)
 
     def modalities_of(self, names: Collection[str]) -> dict[str, str]:
-        """Return `{name of a tensor: modality}`: of small items' tensors, and of those that larger ones have beside."""
-        known = {
-            name: modality for modality, one in self.modalities.items() for name in (*one.tensors, one.tokens_name)
-        }
-        (first, *_) = [known[name] for name in names if name in known] or self.modalities
-        return {name: known.get(name, first) for name in names}
+        """Return `{name of a tensor: modality}`: the item's, by the name of its tokens, if these are there.
+
+        Else that of small items' tensors; larger ones may have more beside.
+        """
+        of_item = [modality for modality, one in self.modalities.items() if one.tokens_name in names]
+        known = {name: modality for modality, one in self.modalities.items() for name in one.tensors}
+        (first, *_) = of_item or [known[name] for name in names if name in known] or self.modalities
+        return dict.fromkeys(names, first) if of_item else {name: known.get(name, first) for name in names}
 
     # --- the largest items ------------------------------------------------------------------------------------------
 
@@ -197,6 +257,12 @@ class Family:
         if count := mm_counts.get("image", 0):
             width, height = self._largest_size(seq_len, mm_options.get("image", {}))
             media["image"] = dummy_images(count, width=width, height=height)
+        if count := mm_counts.get("video", 0):
+            # on a CPU memory is not measured by the dummies, and a real tower needs minutes for more
+            tokens = min(seq_len, _CPU_TOKENS) if self.context.device.type == "cpu" else seq_len
+            frames, width, height = self._largest_video(tokens, mm_options.get("video", {}))
+            videos = dummy_videos(count, width=width, height=height, num_frames=frames)
+            media["video"] = [(video, {"fps": _FPS, "do_sample_frames": False}) for video in videos]
         if count := mm_counts.get("audio", 0):
             samples = longest_audio(self._count_audio, self.sampling_rate, seq_len)
             media["audio"] = dummy_audios(count, num_samples=samples, bounds=mm_options.get("audio"))
@@ -223,6 +289,22 @@ class Family:
         (image,) = dummy_images(1, width=width, height=height)
         try:
             return len(self.process("image", image, self.context.kwargs_for("image"))[1])
+        except (ValueError, MediaError):
+            return None
+
+    def _largest_video(self, seq_len: int, bounds: Mapping[str, int]) -> tuple[int, int, int]:
+        """Return a video's frames, width and height; most frames are those that the processor samples."""
+        part, kwargs = self.processor.video_processor, self.context.kwargs_for("video")
+        names = ("num_frames", "max_frames")
+        stated = (kwargs.get(name) or getattr(part, name, None) for name in names)
+        most = next((count for count in stated if isinstance(count, int)), _MOST_FRAMES)
+        return largest_video(self._count_video, seq_len, {"num_frames": most, **bounds})
+
+    def _count_video(self, frames: int, width: int, height: int) -> int | None:
+        (pixels,) = dummy_videos(1, width=width, height=height, num_frames=frames)
+        kwargs = {**self.context.kwargs_for("video"), "do_sample_frames": False}
+        try:
+            return len(self.process("video", video_of(pixels, _FPS), kwargs)[1])
         except (ValueError, MediaError):
             return None
 

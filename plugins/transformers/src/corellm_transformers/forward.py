@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from corellm.multimodal import MultiModalFeature
     from corellm_transformers.family import Family
 
-_TYPES = {"image": 1, "video": 2, "audio": 3}
-"""Types of tokens in `mm_token_type_ids`, by modality."""
 _LENGTHS = {"audio_seqlens": "feature_attention_mask"}
 """Arguments of `get_rope_index` that are lengths of items, and the processor's masks whose ones they count."""
+_NAMES = {"second_per_grids": "video_second_per_grid"}
+"""Arguments of `get_rope_index` that the processor has under other names."""
 
 
 class Forward:
@@ -73,7 +73,7 @@ class Forward:
         Returns:
             `[num_embeds, width]`, of the decoder's width; wider by that of every layer that adds rows of its own.
         """
-        given = self.run(tokens, tensors)
+        given = self.run(tokens, tensors, counted=modality == "video")
         rows: Tensor = given.embeds[0][self.takes_embeddings(modality, tokens), : self._hidden_size]
         for name, added in self._added:
             value = given.more.get(name)  # some modalities have none
@@ -121,20 +121,23 @@ class Forward:
         wanted = torch.tensor(sorted(self.family.modalities[modality].embed_token_ids), device=tokens.device)
         return torch.isin(tokens, wanted)
 
-    def run(self, tokens: Tensor, tensors: Mapping[str, Any]) -> DecoderInputs:
-        """Return what the decoder is given for tokens `[num_tokens]` and the tensors of their items."""
+    def run(self, tokens: Tensor, tensors: Mapping[str, Any], *, counted: bool = False) -> DecoderInputs:
+        """Return what the decoder is given for tokens `[num_tokens]` and the tensors of their items.
+
+        Positions are the model's own, or `counted`: a video's are those of the tokens around it, too.
+        """
         inputs: dict[str, Any] = {"input_ids": tokens[None], "attention_mask": torch.ones_like(tokens)[None], **tensors}
         if "mm_token_type_ids" in self._takes:
             inputs["mm_token_type_ids"] = self._token_types(tokens)[None]
+        if counted and "position_ids" in self._takes:
+            inputs["position_ids"] = torch.arange(len(tokens), device=tokens.device)[None]
         given = self._front(**inputs)
         return given if self.layer_inputs is None else self.layer_inputs.joined(given)
 
     def _token_types(self, tokens: Tensor) -> Tensor:
-        """Return 0 for text, and a number for each modality, `[num_tokens]`."""
-        types = torch.zeros_like(tokens)
-        for modality in self.family.modalities:
-            types[self.takes_embeddings(modality, tokens)] = _TYPES[modality]
-        return types
+        """Return 0 for text, and a number for each modality, `[num_tokens]`, as the processor does."""
+        (types,) = self.family.processor.create_mm_token_type_ids([tokens.tolist()])
+        return torch.tensor(types, device=tokens.device)
 
     def spans_in(self, inputs: Mapping[str, Any], places: Mapping[str, Tensor]) -> Spans | None:
         """Return which tokens of a prompt see each other, None where no spans explain it.
@@ -171,10 +174,10 @@ class Forward:
         }
         wanted = signature(self._rope_index).parameters
         for name in wanted:
-            source = _LENGTHS.get(name, name)
+            source = _LENGTHS.get(name) or _NAMES.get(name, name)
             parts = [item[source].cpu() for item in items if isinstance(item.get(source), Tensor)]
             if parts:
-                known[name] = torch.cat([part if source == name else part.sum(-1) for part in parts])
+                known[name] = torch.cat([part.sum(-1) if name in _LENGTHS else part for part in parts])
         try:
             positions, delta = self._rope_index(**{name: value for name, value in known.items() if name in wanted})
         except (RuntimeError, StopIteration, IndexError, TypeError) as error:

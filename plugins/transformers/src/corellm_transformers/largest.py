@@ -20,6 +20,11 @@ _LONG = (8, 16, 32, 64, 100, 150, 190, 199)
 """Narrow sides, and how many times as long the others are: some processors keep a least width, whatever the length."""
 _WIDTHS = tuple(range(28, 900, 28))
 """Widths for which the height is found that fills a prompt."""
+_FEW_FRAMES = 4
+_VIDEO_SIDES = (28, 56, 112, 224, 336, 448, 672, 896)
+"""Sides of the frames that are tried."""
+_MOST_PIXELS = 1 << 26
+"""Of all frames of a video that is tried: they are made and processed."""
 _SECONDS = (1, 3, 10, 30, 60, 120, 300, 600, 1800)
 _PADDED = 60
 """Seconds from which on longer audio has more tokens, unless it is cut: some processors fill up a shorter one."""
@@ -86,6 +91,36 @@ def largest_image(
         if low.tokens <= seq_len < high.tokens:
             _last_that_fits(of_height, seq_len, low, high, 4)
     return best[2]
+
+
+def largest_video(
+    count: Callable[[int, int, int], int | None], seq_len: int, bounds: Mapping[str, int]
+) -> tuple[int, int, int]:
+    """Return the frames, width and height of the video of most tokens that fits: the largest frames first.
+
+    Args:
+        count: tokens of a video of so many frames of a width and a height; None where it is refused.
+        seq_len: tokens of a prompt.
+        bounds: the operator's, of `width` and `height`; most frames are `num_frames`.
+    """
+    few, best = min(_FEW_FRAMES, bounds["num_frames"]), _Tried(_VIDEO_SIDES[0], 0)
+    for side in _VIDEO_SIDES:
+        tokens = count(few, min(side, bounds.get("width", side)), min(side, bounds.get("height", side)))
+        if tokens is not None and best.tokens < tokens <= seq_len:
+            best = _Tried(side, tokens)
+    width, height = min(best.size, bounds.get("width", best.size)), min(best.size, bounds.get("height", best.size))
+
+    def of_frames(frames: int) -> float:
+        tokens = count(frames, width, height)
+        return math.inf if tokens is None else tokens
+
+    most = min(bounds["num_frames"], max(few, _MOST_PIXELS // (width * height)))
+    fits, tried = _Tried(few, best.tokens), _Tried(few, best.tokens)
+    while tried.size < most and tried.tokens <= seq_len:
+        fits, tried = tried, _Tried(min(2 * tried.size, most), of_frames(min(2 * tried.size, most)))
+    if tried.tokens <= seq_len:
+        return tried.size, width, height
+    return _last_that_fits(of_frames, seq_len, fits, tried, 1).size, width, height
 
 
 def longest_audio(count: Callable[[int], int | None], rate: int, seq_len: int) -> int:

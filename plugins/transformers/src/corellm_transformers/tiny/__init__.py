@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ _SPECIAL = re.compile(r"[<\[(|].*[>\])|]", re.DOTALL)
 _TEMPLATE = (
     "{% for message in messages %}{{ message['role'].upper() }}: "
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
-    "{% if part['type'] == 'text' %}{{ part['text'] }}{% elif part['type'] == 'image' %}IMAGE{% else %}AUDIO{% endif %}"
+    "{% if part['type'] == 'text' %}{{ part['text'] }}{% elif part['type'] == 'image' %}IMAGE"
+    "{% elif part['type'] == 'video' %}VIDEO{% else %}AUDIO{% endif %}"
     "{% endfor %}{% endif %}\n"
     "{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
 )
@@ -77,7 +79,7 @@ def make_tiny_checkpoint(path: str | Path, seed: int = 0, *, architecture: str) 
     _check_size(cls, config)
     model = cls(config)
     for part in [model] if has_forward(cls) else model.children():
-        randomize_weights(part, seed)
+        randomize_weights(part, kind.seed + seed)
     _spread_experts(model)
     model.save_pretrained(path)
     _save_processor(processor, path)
@@ -167,11 +169,13 @@ def _processor(processor_class: Any, model_type: str, tokenizer: Any, kind: Kind
     import transformers
 
     takes = inspect.signature(processor_class.__init__).parameters
-    missing = absent_parts(processor_class, model_type, kind.image_processor)
+    missing = [] if find_spec("torchvision") else absent_parts(processor_class, model_type, kind.image_processor)
     processor_class = without(processor_class, *missing)
     parts: dict[str, Any] = {"tokenizer": tokenizer, "qformer_tokenizer": tokenizer}
     if "image_processor" in takes and "image_processor" not in missing:
         parts["image_processor"] = _image_processor(model_type, kind)
+    if "video_processor" in takes and "video_processor" not in missing:
+        parts["video_processor"] = _video_processor(model_type, kind)
     parts |= {name: Absent(parts.get("image_processor")) for name in missing}
     for name in ("feature_extractor", "audio_processor"):
         if name in takes:
@@ -183,9 +187,9 @@ def _processor(processor_class: Any, model_type: str, tokenizer: Any, kind: Kind
     given = {**{n: v for n, v in usual.items() if n in takes}, **kind.processor}
     processor = processor_class(**{n: v for n, v in parts.items() if n in takes}, **given)
     processor.chat_template = _TEMPLATE
-    for modality in ("image", "audio"):
+    for modality in ("image", "video", "audio"):
         owners = (getattr(owner, f"{modality}_token", None) for owner in (processor, tokenizer))
-        before, after = kind.marks.get(modality, ("", ""))
+        before, after = kind.marks.get(modality, kind.marks.get("image", ("", "")) if modality == "video" else ("", ""))
         text = f"{before}{next(filter(None, owners), '')}{after}"
         processor.chat_template = processor.chat_template.replace(modality.upper(), text)
     return processor
@@ -195,6 +199,16 @@ def _image_processor(model_type: str, kind: Kind) -> Any:
     cls = image_processor_class(kind.image_processor or image_processor_name(model_type))
     small = {name: value for name, value in _small_sizes(cls().to_dict()).items() if name not in kind.parts}
     return cls(**small, **kind.parts)
+
+
+def _video_processor(model_type: str, kind: Kind) -> Any:
+    import transformers
+    from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPING_NAMES
+
+    known: Any = kind.video_processor or VIDEO_PROCESSOR_MAPPING_NAMES[model_type]
+    cls = getattr(transformers, known if isinstance(known, str) else known["torchvision"])
+    small = {name: value for name, value in _small_sizes(cls(**kind.video).to_dict()).items() if name not in kind.video}
+    return cls(**small, **kind.video)
 
 
 def _small_sizes(stated: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,8 +22,11 @@ class Kind:
     """Arguments of its image processor."""
     audio: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of its feature extractor."""
+    video: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of its video processor."""
     processor_class: str | None = None
     image_processor: str | None = None
+    video_processor: str | None = None
     feature_extractor: str | None = None
     """Where transformers' mappings name none."""
     tokens: Mapping[str, str] = field(default_factory=dict)
@@ -36,6 +39,8 @@ class Kind:
     """Whether its tokenizer begins every text with a token."""
     marks: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """`{modality: the tokens that the chat template writes around an item}`."""
+    seed: int = 0
+    """Added to that of the weights, where those of 0 make too many requests begin alike."""
     vocabulary_map: bool = False
     """Whether its configuration has the tokenizer's vocabulary."""
 
@@ -56,6 +61,10 @@ def _mrope(*section: int, factor: float = 1.0, **more: Any) -> dict[str, Any]:
     return {"text_config": {"rope_parameters": {**rope, "partial_rotary_factor": factor}, **more}}
 
 
+_GLM_VIDEO: dict[str, Any] = {
+    "more_tokens": ("<|begin_of_video|>", "<|end_of_video|>", "<|begin_of_image|>", "<|end_of_image|>"),
+    "marks": {"video": ("<|begin_of_video|>", "<|end_of_video|>")},
+}
 _OVIS = ("<IMG_START>", "<IMG_ATOM>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>")
 _INTERN = Kind(
     processor={"image_seq_length": 4},
@@ -69,6 +78,7 @@ def _omni(processor_class: str, config: Mapping[str, Any]) -> Kind:
     return Kind(
         processor_class=processor_class,
         image_processor="Qwen2VLImageProcessorPil",
+        video_processor="Qwen2VLVideoProcessor",
         feature_extractor="WhisperFeatureExtractor",
         config=config,
         token_ids={
@@ -111,7 +121,10 @@ _GEMMA4 = Kind(
         "vision_config": {**_SIZES, "patch_size": 14, "pooling_kernel_size": 3, "position_embedding_size": 640},
     },
     parts={"max_soft_tokens": 70},
+    video={"num_frames": 2},
 )
+
+_MISTRAL3 = Kind(processor={"image_token": "[IMG]", "spatial_merge_size": 2}, parts={"size": {"longest_edge": 112}})
 
 KINDS: Mapping[str, Kind] = {
     "AriaForConditionalGeneration": Kind(
@@ -146,7 +159,12 @@ KINDS: Mapping[str, Kind] = {
             }
         },
         more_tokens=("<|IMAGE_PAD|>", "<|VIDEO_PAD|>", "<|VISION_START|>", "<|VISION_END|>"),
-        tokens={"image_token": "<|IMAGE_PAD|>", "vision_start_token": "<|VISION_START|>"},
+        tokens={
+            "image_token": "<|IMAGE_PAD|>",
+            "video_token": "<|VIDEO_PAD|>",
+            "vision_start_token": "<|VISION_START|>",
+            "vision_end_token": "<|VISION_END|>",
+        },
         parts=_PIXELS,
     ),
     "Cosmos3OmniForConditionalGeneration": Kind(
@@ -220,12 +238,17 @@ KINDS: Mapping[str, Kind] = {
     ),
     "GlmAsrForConditionalGeneration": Kind(audio={"feature_size": 128}),
     "Glm46VForConditionalGeneration": Kind(config=_mrope(2, 3, 3)),
-    "Glm4vForConditionalGeneration": Kind(config=_mrope(2, 3, 3)),
+    "Glm4vForConditionalGeneration": Kind(config=_mrope(2, 3, 3), **_GLM_VIDEO),
     "Glm4vMoeForConditionalGeneration": Kind(
-        config=_mrope(1, 1, 2, factor=0.5), image_processor="Glm4vImageProcessorPil"
+        config=_mrope(1, 1, 2, factor=0.5),
+        image_processor="Glm4vImageProcessorPil",
+        video_processor="Glm4vVideoProcessor",
     ),
     "GlmOcrForConditionalGeneration": Kind(
-        config=_mrope(2, 3, 3), processor_class="Glm46VProcessor", image_processor="Glm46VImageProcessorPil"
+        config=_mrope(2, 3, 3),
+        processor_class="Glm46VProcessor",
+        image_processor="Glm46VImageProcessorPil",
+        video_processor="Glm46VVideoProcessor",
     ),
     "GotOcr2ForConditionalGeneration": Kind(
         more_tokens=("<imgpad>", "<img>", "</img>"),
@@ -241,6 +264,7 @@ KINDS: Mapping[str, Kind] = {
             "audio_config": {"text_hidden_size": 64},
             "vision_config": {"text_hidden_size": 64, "patch_size": 40},
         },
+        parts={"size": {"height": 40, "width": 40}},
         more_tokens=("<|content_image|>", "<|content_audio_input|>"),
     ),
     "Kosmos2ForConditionalGeneration": Kind(
@@ -295,10 +319,14 @@ KINDS: Mapping[str, Kind] = {
         parts={"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}},
         config={"scale_factor": 2, "pad_token_id": 2},
     ),
+    "SmolVLMForConditionalGeneration": Kind(
+        processor={"image_seq_len": 4},
+        parts={"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}},
+        video={"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 56}, "num_frames": 4},
+        config={"scale_factor": 2, "pad_token_id": 2},
+    ),
     "PaddleOCRVLForConditionalGeneration": Kind(config=_mrope(2, 3, 3)),
-    "Ernie4_5_VLMoeForConditionalGeneration": Kind(config=_mrope(3, 3, 2)),
-    "FastVlmForConditionalGeneration": Kind(processor_class="LlavaProcessor", image_processor="CLIPImageProcessorPil"),
-    "FunAsrNanoForConditionalGeneration": Kind(config={"adaptor_config": {"intermediate_size": 16}}),
+    "Ernie4_5_VLMoeForConditionalGeneration": Kind(config=_mrope(3, 3, 2), video={"draw_on_frames": False, **_PIXELS}),
     "Ovis2ForConditionalGeneration": Kind(
         processor={"image_seq_length": 16},
         more_tokens=_OVIS,
@@ -312,9 +340,7 @@ KINDS: Mapping[str, Kind] = {
             for name in ("slice_start_token", "slice_end_token", "image_id_start_token", "image_id_end_token")
         },
     ),
-    "Mistral3ForConditionalGeneration": Kind(
-        processor={"image_token": "[IMG]", "spatial_merge_size": 2}, parts={"size": {"longest_edge": 112}}
-    ),
+    "Mistral3ForConditionalGeneration": _MISTRAL3,
     "MllamaForConditionalGeneration": Kind(
         config={"vision_config": {"intermediate_layers_indices": [0, 1], "vision_output_dim": 192}}
     ),
@@ -344,6 +370,7 @@ KINDS: Mapping[str, Kind] = {
         parts={"max_patches": 4, "size": {"height": 56, "width": 56}},
     ),
     "Qwen3VLMoeForConditionalGeneration": Kind(image_processor="Qwen2VLImageProcessorPil"),
+    "Qwen3_5ForConditionalGeneration": Kind(seed=1),
     "Qwen4ExpForConditionalGeneration": Kind(
         config={
             "text_config": {
@@ -377,6 +404,273 @@ KINDS: Mapping[str, Kind] = {
     "VipLlavaForConditionalGeneration": Kind(
         config={"vision_feature_layers": [-1, -2]},
         processor={"num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"},
+    ),
+    "Cohere2VisionForConditionalGeneration": Kind(
+        # tokens of a tile, `patch_size**2`, are (height of a tile / the encoder's patch / downsample factor)**2
+        config={"alignment_intermediate_size": 128},
+        parts={"patch_size": 2},
+    ),
+    "Dots3NoteForConditionalGeneration": Kind(
+        config={
+            "text_config": {
+                "num_key_value_heads": 4,
+                "sliding_window": 24,
+                "shared_experts_intermediate_size": 32,
+                "index_topk": 32,
+                "index_head_dim": 16,
+                "index_n_heads": 2,
+                "swa_num_attention_heads": 4,
+                "swa_num_key_value_heads": 4,
+                "swa_q_lora_rank": 32,
+                "swa_kv_lora_rank": 32,
+                "swa_head_dim": 32,
+                "swa_qk_nope_head_dim": 16,
+                "swa_v_head_dim": 16,
+            },
+            "vision_config": {"adapter_in_dim": 64, "adapter_out_dim": 64},
+            "audio_config": {
+                "adapter_input_size": 64,
+                "adapter_out_dim": 64,
+                "downsample_hidden_size": 16,
+                "conv_output_size": 256,
+            },
+        },
+        parts={"temporal_patch_size": 1},
+        more_tokens=("<|imgpad|>", "<|video_pad|>", "<|audio_comp_pad|>"),
+    ),
+    "FastVlmForConditionalGeneration": Kind(
+        processor_class="LlavaProcessor",
+        image_processor="CLIPImageProcessorPil",
+        config={
+            "image_seq_length": 4,
+            "vision_config": {"model_args": {"layers": [1] * 5, "embed_dims": [8, 8, 16, 32, 32]}},
+        },
+        processor={"patch_size": 64, "vision_feature_select_strategy": "full"},
+        parts={"size": {"shortest_edge": 128}, "crop_size": {"height": 128, "width": 128}},
+    ),
+    "FunAsrNanoForConditionalGeneration": Kind(
+        config={
+            "adaptor_config": {"intermediate_size": 16},
+            "audio_config": {"max_position_embeddings": 2049, "num_timestamp_prediction_layers": 1},
+        }
+    ),
+    "Gemma4UnifiedForConditionalGeneration": Kind(
+        config={
+            "text_config": {"global_head_dim": 32, "sliding_window": 24},
+            "vision_config": {"model_type": "gemma4_unified_vision", "mm_embed_dim": 64, "output_proj_dims": 64},
+            "audio_config": {"model_type": "gemma4_unified_audio"},
+        },
+        parts={"max_soft_tokens": 70},
+        video={"num_frames": 2},
+        seed=1,
+    ),
+    "GraniteDoclingForConditionalGeneration": Kind(
+        config={
+            "vision_config": {"scale_factor": 2},
+            "text_config": {"embedding_multiplier": 2.0, "residual_multiplier": 0.9},
+        },
+        processor={"image_seq_len": 4},
+        more_tokens=(
+            *("<fake_token_around_image>", "<global-img>"),
+            *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)),
+        ),
+    ),
+    "GraniteSpeechForConditionalGeneration": Kind(
+        config={"encoder_config": {"hidden_dim": 64, "dim_head": 16}, "has_lora_adapter": False}
+    ),
+    "GraniteSpeechPlusForConditionalGeneration": Kind(
+        config={
+            "encoder_config": {"hidden_dim": 64, "dim_head": 16, "cat_hidden_layers": [1]},
+            "projector_config": {"encoder_hidden_size": 128},
+            "has_lora_adapter": False,
+        }
+    ),
+    "Inkling2ForConditionalGeneration": Kind(
+        config={
+            "text_config": {
+                "unpadded_vocab_size": 460,
+                "swa_num_attention_heads": 4,
+                "swa_num_key_value_heads": 2,
+                "swa_head_dim": 16,
+                "sliding_window_size": 24,
+                "n_layers_per_attn_res_block": 1,
+            },
+            "vision_config": {"text_hidden_size": 64, "projection_hidden_dim": 64},
+        },
+        parts={"size": {"height": 28, "width": 28}},
+    ),
+    "Inkling2LoopForConditionalGeneration": Kind(
+        config={
+            "text_config": {
+                "num_hidden_layers": 3,
+                "layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding"],
+                "unpadded_vocab_size": 460,
+                "swa_num_attention_heads": 4,
+                "swa_num_key_value_heads": 2,
+                "swa_head_dim": 16,
+                "sliding_window_size": 24,
+                "n_layers_per_attn_res_block": 1,
+                "loop_layer_index_start": 1,
+                "loop_layer_index_end": 2,
+            },
+            "vision_config": {"text_hidden_size": 64, "projection_hidden_dim": 64},
+        },
+        parts={"size": {"height": 28, "width": 28}},
+    ),
+    "Kimi_K25ForConditionalGeneration": Kind(
+        config={
+            "projection_hidden_size": 64,
+            "text_config": {"n_group": 1, "topk_group": 1, "num_key_value_heads": 4},
+            "vision_config": {"pos_emb_height": 8, "pos_emb_width": 8},
+        },
+    ),
+    "Lfm2VlForConditionalGeneration": Kind(
+        config={"vision_config": {"num_patches": 16}, "text_config": {"layer_types": ["conv", "full_attention"]}},
+        parts={
+            "encoder_patch_size": 14,
+            "tile_size": 56,
+            "min_image_tokens": 1,
+            "max_image_tokens": 72,
+            "max_tiles": 4,
+            "max_pixels_tolerance": 0.15,
+        },
+        add_bos=False,
+        tokens={
+            "image_start_token": "<|image_start|>",
+            "image_end_token": "<|image_end|>",
+            "image_thumbnail_token": "<|img_thumbnail|>",
+        },
+        more_tokens=tuple(f"<|img_row_{row}_col_{col}|>" for row in range(1, 5) for col in range(1, 5)),
+    ),
+    "MiniMaxM3SparseForConditionalGeneration": Kind(
+        config={
+            "text_config": {
+                "mlp_layer_types": ["dense", "sparse"],
+                "layer_types": ["full_attention", "minimax_m3_sparse"],
+                "index_n_heads": 2,
+                "index_head_dim": 16,
+                "index_block_size": 16,
+                "index_topk_blocks": 2,
+                "dense_intermediate_size": 128,
+                "shared_intermediate_size": 32,
+            }
+        },
+        tokens={"image_token": "]<]image[>[", "video_token": "]<]video[>["},
+        more_tokens=("]<]start of image[>[", "]<]end of image[>["),
+    ),
+    "Molmo2ForConditionalGeneration": Kind(
+        config={
+            "vision_config": {"image_size": [56, 56], "num_position_embeddings": 16},
+            "adapter_config": {"vision_feature_layer": [1, 0], "text_hidden_size": 64},
+        },
+        parts={"overlap_margins": [1, 1], "max_crops": 4},
+        tokens={"image_token": "<|image|>", "video_token": "<|video|>"},
+        token_ids={"image_patch_id": "<im_patch>"},
+        more_tokens=(
+            *("<im_patch>", "<im_col>", "<im_start>", "<low_res_im_start>"),
+            *("<frame_start>", "<im_end>", "<frame_end>", "<im_low>"),
+        ),
+        add_bos=False,  # its processor does
+    ),
+    "MuseGlimmerForConditionalGeneration": Kind(
+        config={
+            "out_hidden_size": 256,
+            "text_config": {"layer_rope_theta": [10_000.0, 0], "sliding_window": 24},
+        },
+        parts={"max_image_tokens": 64},
+        tokens={"image_token": "<|patch|>", "video_token": "<|video|>"},
+        more_tokens=("<|image_start|>", "<|image_end|>", "<|vid_frame_separator|>", "<|vid_start|>", "<|vid_end|>"),
+    ),
+    "MuseSparkForConditionalGeneration": Kind(
+        config={
+            "text_config": {"sliding_window": 24, "moe_hidden_size": 32},
+            "vision_config": {"pos_emb_height": 4, "pos_emb_width": 4},
+            "audio_config": {"num_hidden_layers": 4, "hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 1, 1]},
+            "out_hidden_size": 256,
+        },
+        parts={"max_image_tokens": 16},
+    ),
+    "PerceptionLMForConditionalGeneration": Kind(
+        config={
+            "projector_pooling_ratio": 2,
+            "vision_config": {
+                "architecture": "vit_pe_core_large_patch14_336",
+                "do_pooling": False,
+                "model_args": {
+                    "embed_dim": 64,
+                    "depth": 2,
+                    "num_heads": 4,
+                    "img_size": [56, 56],
+                    "ref_feat_shape": [4, 4],
+                    "global_pool": "",
+                    "init_values": 0.1,
+                    "use_post_transformer_norm": False,
+                },
+            },
+        },
+        # of 9 tiles two small images differ in number; transformers' processor takes no such two in a prompt
+        parts={"tile_size": 56, "max_num_tiles": 9},
+    ),
+    "Step3p7ForConditionalGeneration": Kind(
+        config={
+            "vision_config": {"image_size": 224},
+            "text_config": {
+                "layer_types": ["full_attention", "sliding_attention"],
+                "mlp_layer_types": ["dense", "sparse"],
+                "sliding_window": 24,
+                "share_expert_dim": 32,
+            },
+        },
+        parts={"size": {"height": 224, "width": 224}, "patch_size": 112},
+        more_tokens=("<im_patch>", "<im_start>", "<im_end>", "<patch_start>", "<patch_end>", "<patch_newline>"),
+    ),
+    "MistralLarge4ForConditionalGeneration": replace(
+        _MISTRAL3,
+        config={
+            "text_config": {
+                "num_key_value_heads": 4,
+                "kv_source_layers": [0, 1],
+                "index_topk": 32,
+                "index_head_dim": 16,
+                "index_n_heads": 2,
+            }
+        },
+    ),
+    "Llama4ForConditionalGeneration": Kind(
+        config={
+            "vision_config": {
+                "intermediate_size": 256,
+                "vision_output_dim": 64,
+                "projector_input_dim": 64,
+                "projector_output_dim": 64,
+            },
+            "text_config": {
+                "intermediate_size_mlp": 128,
+                "num_experts_per_tok": 1,
+                "moe_layers": [1],
+                "no_rope_layers": [1, 0],
+                "attention_chunk_size": 16,
+                "floor_scale": 16,
+            },
+        },
+        token_ids={"image_token_index": "<|patch|>"},
+        parts={"max_patches": 4},
+    ),
+    "UnlimitedOcrForConditionalGeneration": Kind(
+        config={
+            "vision_config": {
+                "sam_config": {
+                    "image_size": 64,
+                    "patch_size": 4,
+                    "global_attn_indexes": [1],
+                    "output_channels": 32,
+                    "downsample_channels": [48, 64],
+                },
+            },
+            "text_config": {"mlp_layer_types": ["dense", "sparse"], "num_key_value_heads": 4, "sliding_window": 8},
+        },
+        processor={"patch_size": 4},
+        parts={"size": {"height": 64, "width": 64}, "tile_size": 48},
     ),
 }
 """`{architecture: what it needs}`; most need nothing."""
