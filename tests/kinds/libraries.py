@@ -1,7 +1,7 @@
 """Libraries that some kinds of models need, in a folder of their own: `python -m tests.kinds.libraries FOLDER`.
 
-torchvision's and torchaudio's compiled parts load beside one build of torch alone. What transformers takes of them is
-written in torch: the folder has them without their compiled parts, and nobody else's environment changes.
+The compiled parts of torchvision and torchaudio load only beside the build of torch that they were made for.
+Transformers uses what is written in Python: the folder holds both packages without compiled parts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LIBRARIES = (
     *("torchvision==0.28.0", "torchaudio==2.11.0", "timm==1.0.31", "num2words==0.5.14", "docopt==0.6.2"),
     *("mistral-common==1.13.1", "pydantic-extra-types==2.11.1", "pycountry==26.2.16"),
 )
-"""Of the release that goes with torch in `requirements-dev.txt`; without what they ask for that is there already."""
+"""Releases that go with torch in `requirements-dev.txt`; of what they depend on, only what is not installed there."""
 _SCHEMAS = """
 
 # the schemas of two operators, without their compiled kernels

@@ -137,7 +137,7 @@ def llm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LLM]:
 
 
 def test_outputs_are_those_of_transformers(llm: LLM) -> None:
-    """Of a video, of another, and of one beside an image; one whose rate the processor lacks is refused."""
+    """Requests with a video, another one, and one beside an image are equal; frames without a rate are refused."""
     processor = llm.engine.context.hf_processor
     model = transformers.LlavaOnevisionForConditionalGeneration.from_pretrained(
         llm.engine.context.model_path, dtype=torch.float32

@@ -90,7 +90,10 @@ def _settle(forward: Forward, modality: str) -> None:
                 _check(forward, [modality] * (1 if limit == 1 else 2))
                 return
             except _Differs as error:
-                logger.info("%s %s: not %s of %r", type(forward.model).__name__, error, limit or "several", form.text)
+                number = "one" if limit == 1 else "several"
+                logger.info(
+                    "%s %s: a prompt may not have %s %r", type(forward.model).__name__, error, number, form.text
+                )
     known[modality] = plain
     _check_or_refuse(forward, [modality])
 

@@ -39,8 +39,9 @@ _PARTS = {
 _FPS = 4.0
 """Frames per second of the videos that are made here."""
 _CPU_TOKENS = 1024
+"""Most tokens of a dummy video on a CPU."""
 _MOST_FRAMES = 64
-"""Of a video whose processor does not say how many it samples."""
+"""Frames of the largest video, where the processor does not say how many it samples."""
 _TEXT = frozenset(
     {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets", "labels"}
 )

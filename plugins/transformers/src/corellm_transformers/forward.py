@@ -124,7 +124,10 @@ class Forward:
     def run(self, tokens: Tensor, tensors: Mapping[str, Any], *, counted: bool = False) -> DecoderInputs:
         """Return what the decoder is given for tokens `[num_tokens]` and the tensors of their items.
 
-        Positions are the model's own, or `counted`: a video's are those of the tokens around it, too.
+        Args:
+            tokens, tensors: of a prompt, or of one item alone.
+            counted: number the positions from 0 instead of asking the model, whose positions of a video may need the
+                tokens around it.
         """
         inputs: dict[str, Any] = {"input_ids": tokens[None], "attention_mask": torch.ones_like(tokens)[None], **tensors}
         if "mm_token_type_ids" in self._takes:

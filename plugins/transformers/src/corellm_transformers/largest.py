@@ -21,10 +21,11 @@ _LONG = (8, 16, 32, 64, 100, 150, 190, 199)
 _WIDTHS = tuple(range(28, 900, 28))
 """Widths for which the height is found that fills a prompt."""
 _FEW_FRAMES = 4
+"""Frames of the videos by which the side is chosen."""
 _VIDEO_SIDES = (28, 56, 112, 224, 336, 448, 672, 896)
 """Sides of the frames that are tried."""
 _MOST_PIXELS = 1 << 26
-"""Of all frames of a video that is tried: they are made and processed."""
+"""Pixels of all frames of a video that is tried: it is made and processed."""
 _SECONDS = (1, 3, 10, 30, 60, 120, 300, 600, 1800)
 _PADDED = 60
 """Seconds from which on longer audio has more tokens, unless it is cut: some processors fill up a shorter one."""

@@ -15,7 +15,7 @@ from corellm.errors import MediaTooLargeError
 from corellm.multimodal import Video, VideoMetadata
 
 _MAX_BYTES = 1 << 30
-"""Of the frames of a video that a processor takes without a sample of them."""
+"""Most bytes of all frames of a video, for a processor that takes no sample of them."""
 
 
 class Pixels:

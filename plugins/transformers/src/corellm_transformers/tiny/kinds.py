@@ -40,7 +40,7 @@ class Kind:
     marks: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """`{modality: the tokens that the chat template writes around an item}`."""
     seed: int = 0
-    """Added to that of the weights, where those of 0 make too many requests begin alike."""
+    """A number added to the weights' seed, where those of seed 0 make too many outputs begin alike."""
     vocabulary_map: bool = False
     """Whether its configuration has the tokenizer's vocabulary."""
 
@@ -125,6 +125,14 @@ _GEMMA4 = Kind(
 )
 
 _MISTRAL3 = Kind(processor={"image_token": "[IMG]", "spatial_merge_size": 2}, parts={"size": {"longest_edge": 112}})
+_INKLING2_TEXT = {
+    "unpadded_vocab_size": 460,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+    "swa_head_dim": 16,
+    "sliding_window_size": 24,
+    "n_layers_per_attn_res_block": 1,
+}
 
 KINDS: Mapping[str, Kind] = {
     "AriaForConditionalGeneration": Kind(
@@ -487,14 +495,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "Inkling2ForConditionalGeneration": Kind(
         config={
-            "text_config": {
-                "unpadded_vocab_size": 460,
-                "swa_num_attention_heads": 4,
-                "swa_num_key_value_heads": 2,
-                "swa_head_dim": 16,
-                "sliding_window_size": 24,
-                "n_layers_per_attn_res_block": 1,
-            },
+            "text_config": _INKLING2_TEXT,
             "vision_config": {"text_hidden_size": 64, "projection_hidden_dim": 64},
         },
         parts={"size": {"height": 28, "width": 28}},
@@ -502,14 +503,9 @@ KINDS: Mapping[str, Kind] = {
     "Inkling2LoopForConditionalGeneration": Kind(
         config={
             "text_config": {
+                **_INKLING2_TEXT,
                 "num_hidden_layers": 3,
                 "layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding"],
-                "unpadded_vocab_size": 460,
-                "swa_num_attention_heads": 4,
-                "swa_num_key_value_heads": 2,
-                "swa_head_dim": 16,
-                "sliding_window_size": 24,
-                "n_layers_per_attn_res_block": 1,
                 "loop_layer_index_start": 1,
                 "loop_layer_index_end": 2,
             },
