@@ -126,6 +126,10 @@ class ModelContext:
     max_model_len: int | None = None
     """Longest sequence the engine serves; set by the core before the first item is processed. An item that becomes more
     tokens need not be decoded."""
+    findings: dict[str, Any] = field(default_factory=dict)
+    """What the adapter found of the loaded model that preparing prompts depends on, as values of JSON; the adapter
+    writes it in `get_language_model`. A server prepares prompts in a process without the model, by another adapter of
+    the same checkpoint: the core puts the findings there before that adapter is asked for its limits."""
     make_processor: Callable[[], Any] | None = None
     """Makes `hf_processor`; set by the core from `register_processor`."""
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
 from pathlib import Path
 
+import transformers
 from tqdm import tqdm
 
 from corellm.plugin.adapters import KNOWN_FAMILIES
@@ -28,6 +31,7 @@ random checkpoint, in the generic adapter, [corellm-transformers](families.md#co
   memory is so short that requests are preempted, by recompute and by swap, in blocks of 8, 16 and 32; with compiled
   kernels and with plain torch. Each setting was tried, not each with every other. Kinds of one architecture are tried
   with one checkpoint.
+- *not beside*: no prompt may have both, as the model would embed the one otherwise beside the other.
 - *with* a library: with that library, which corellm does not install; transformers processes all videos by torchvision.
 - *its own plugin*: a distribution of this project serves it, and is tested there.
 - *refused*: at load, with this reason. Such a model needs a plugin of its own, or transformers' own `generate`.
@@ -80,11 +84,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="how many at a time")
     parser.add_argument("--quick", action="store_true", help="try one setting of each kind")
     parser.add_argument("--write", action="store_true", help="write what came of them into the page")
+    parser.add_argument("--results", type=Path, help="a file to write what came of them into, as JSON")
     given = parser.parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # several kinds at a time, of tiny tensors
     known = kinds()
     part, _, count = given.shard.partition("/")
-    wanted = (given.kinds or list(known))[int(part) - 1 :: int(count)]
+    if unknown := [kind for kind in given.kinds if kind not in known]:
+        print(f"not of transformers {transformers.__version__}: {', '.join(unknown)}")
+    wanted = [kind for kind in given.kinds or known if kind in known][int(part) - 1 :: int(count)]
     owned = {kind: KNOWN_FAMILIES[known[kind]] for kind in wanted if known[kind] in KNOWN_FAMILIES}
     outcomes = {kind: Outcome("its own plugin", plugin) for kind, plugin in owned.items()}
     others = [kind for kind in wanted if kind not in owned]
@@ -98,6 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return outcome
 
         outcomes |= dict(zip(others, pool.map(attempt, others), strict=True))
+    if given.results:
+        given.results.write_text(json.dumps({kind: astuple(outcome) for kind, outcome in outcomes.items()}), "utf-8")
     stated = outcomes_of(PAGE.read_text(encoding="utf-8")) if PAGE.is_file() else {}
     if given.write:
         found = {**stated, **outcomes}

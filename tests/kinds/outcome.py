@@ -60,8 +60,9 @@ def outcome_of(architecture: str, seconds: int, libraries: Path | None = None, *
     if without.what != "passes":
         library = without.why if without.what == "needs" else "torchvision"  # whose absence some processors do not say
         return Outcome("passes", f"{outcome.why} with {library}")
-    more = [modality for modality in outcome.why.split(", ") if modality not in known.split(", ")]
-    return Outcome("passes", f"{known}; {', '.join(more)} with torchvision")
+    modalities, _, note = outcome.why.partition(" (")
+    more = [modality for modality in modalities.split(", ") if modality not in known.split(", ")]
+    return Outcome("passes", f"{known}; {', '.join(more)} with torchvision{note and f' ({note}'}")
 
 
 def _outcome_of(
@@ -123,6 +124,8 @@ def _load(architecture: str) -> Outcome:
         try:
             with LLM(folder, dtype="float32") as llm:
                 modalities = ", ".join(llm.engine.input_processor.mm_processor.limits)
+                apart = [f"{second} not beside {first}" for first, second in llm.engine.context.findings.get("apart", ())]
+                modalities += f" ({', '.join(apart)})" if apart else ""
         except (CheckpointError, PluginNotFoundError) as error:
             reason = _said(error).replace(folder, "the checkpoint").partition("; install ")[0]
             return _needs(error) or Outcome("refused", _WAY_OUT.sub("", reason))

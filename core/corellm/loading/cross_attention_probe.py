@@ -12,13 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from corellm.attention.cross_attention import stand_in
-from corellm.loading.decoder_probe import _Probe, _StatedMask
+from corellm.loading.decoder_probe import SAME, _Probe, _StatedMask
 from corellm.worker.kv_cache import LayerLayout
 from corellm.worker.parts.cross_attention_cache import CrossAttentionCache, decoder_arguments
 
 _NUM_STATES = 3
-_SAME = 1e-2
-"""The difference, relative to the largest number, that rounding may make in bfloat16."""
 
 
 class CrossAttentionProbe(_Probe):
@@ -31,33 +29,37 @@ class CrossAttentionProbe(_Probe):
         self._written: dict[int, LayerLayout] = {}
         self._attended: set[int] = set()
         self._of_states = False  # whether the layer that attends now does so to states
-        self._rows: list[Tensor] = []
 
-    def run(self, language_model: nn.Module, hidden_size: int, dtype: torch.dtype) -> Tensor:
+    def run(self, language_model: nn.Module, width: int, dtype: torch.dtype) -> Tensor:
         """Run a first step with positions the other way round, a later one, then a first one, whose layers stay noted.
 
         Returns:
             Hidden states `[1, num_tokens, hidden_size]`.
         """
-        embeds = torch.zeros(2, hidden_size, dtype=dtype, device=self._device)
-        new = torch.zeros(_NUM_STATES, hidden_size, dtype=dtype, device=self._device)
-        turned = self._pass(language_model, embeds, (1, 0), new)
-        self._pass(language_model, embeds, (0, 1), new[:0])
-        rows = self._pass(language_model, embeds, (0, 1), new)
+        embeds = torch.zeros(2, width, dtype=dtype, device=self._device)
+        turned = self._pass(language_model, embeds, (1, 0))
+        self._pass(language_model, embeds, num_states=0)
+        rows = self._pass(language_model, embeds)
         for ours, other in zip(rows, turned, strict=True):
-            if not bool((other.flip(-2) - ours).abs().max() <= _SAME * ours.abs().max()):
+            if not bool((other.flip(-2) - ours).abs().max() <= SAME * ours.abs().max()):
                 self.refuse("does not give tokens the positions that it is told, so requests cannot share a batch")
-        return rows[-1][None]
+        return rows[-1]
 
-    def _pass(self, language_model: nn.Module, embeds: Tensor, at: tuple[int, int], states: Tensor) -> list[Tensor]:
-        """Run the decoder; return its layers' queries and keys and its hidden states, `[..., num_tokens, size]`."""
-        self.layers.clear()
+    def _pass(
+        self,
+        language_model: nn.Module,
+        embeds: Tensor,
+        at: tuple[int, int] = (0, 1),
+        num_states: int = _NUM_STATES,
+    ) -> list[Tensor]:
+        """Run the decoder; return its layers' queries, keys and values and its hidden states."""
+        self._begin()
         self._attended.clear()
-        self._rows = []
+        states = embeds.new_zeros(num_states, embeds.shape[1])
         positions = torch.tensor([at], device=self._device)
-        cache = CrossAttentionCache(positions, self._stand_in, self._write if len(states) else None)
+        cache = CrossAttentionCache(positions, self._stand_in, self._write if num_states else None)
         more = decoder_arguments(language_model, positions, states, cache)
-        hidden: Tensor = language_model(inputs_embeds=embeds[None], position_ids=positions, paged=self, **more)[0][0]
+        hidden: Tensor = language_model(inputs_embeds=embeds[None], position_ids=positions, paged=self, **more)[0]
         if self._attended != self.layers.keys():
             self.refuse("has layers that do not attend to its encoder's states through the engine's cache")
         if self._written != self.layers:
@@ -76,7 +78,6 @@ class CrossAttentionProbe(_Probe):
         self._of_states = key is self._stand_in
         if not self._of_states:
             super().note(layer, query, key, value)
-            self._rows += [query, key]
             return
         index: Any = getattr(layer, "layer_idx", None)
         if index is None or index in self._attended:

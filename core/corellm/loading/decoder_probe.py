@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 _PROBE_NAME = "corellm_probe"
 _NUM_TOKENS = 2
+SAME = 1e-2
+"""The difference, relative to the largest number, that rounding may make in bfloat16."""
 _TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")
 """Arguments that tell transformers' models which tokens are an item's."""
 _IMAGE_IN_TEXT = (0, 1, 1, 0)
@@ -78,6 +80,8 @@ class _Probe:
     def __init__(self, decoder: str, max_len: int, softcaps: bool, sinks: bool, device: torch.device) -> None:
         self.layers: dict[int, LayerLayout] = {}
         self._keys_of: dict[int, Tensor] = {}
+        self._rows: list[Tensor] = []
+        """What layers pass to attention, of the last pass: `[..., num_tokens, head_size]`."""
         self.decoder, self._softcaps, self._sinks = decoder, softcaps, sinks
         self._causal: set[tuple[_StatedMask, int | None]] = set()
         """Masks that are causal within a window; most layers share one."""
@@ -90,11 +94,38 @@ class _Probe:
         way_out = "run this checkpoint with transformers' own generate"
         raise CheckpointError(f"{self.decoder} {reason}; {way_out}") from cause
 
-    def run(self, language_model: nn.Module, hidden_size: int, dtype: torch.dtype) -> Any:
+    def run(self, language_model: nn.Module, width: int, dtype: torch.dtype) -> Tensor:
         """Run a few tokens through the decoder; return its hidden states `[1, num_tokens, hidden_size]`."""
-        positions = torch.arange(_NUM_TOKENS, device=self._keys.device)[None]
-        embeds = torch.zeros(1, _NUM_TOKENS, hidden_size, dtype=dtype, device=positions.device)
-        return language_model(inputs_embeds=embeds, position_ids=positions, use_cache=False, paged=self)[0]
+        return self._pass(language_model, self._embeds(width, dtype)[1:])[-1]
+
+    def mixes_tokens(self, language_model: nn.Module, width: int, dtype: torch.dtype) -> bool:
+        """Return whether a token depends on the one before by more than attention, which here is zero.
+
+        Its row shows that: what its layers pass to attention, or its hidden state.
+        """
+        embeds = self._embeds(width, dtype)
+        rows, changed = (self._pass(language_model, embeds[tokens]) for tokens in ([1, 2], [0, 2]))
+        for row, other in zip(rows, changed, strict=True):
+            last, same = row[..., -1, :].float(), other[..., -1, :].float()
+            if not torch.allclose(last, same, rtol=0, atol=SAME * float(last.abs().max()), equal_nan=True):
+                return True
+        return False
+
+    def _embeds(self, width: int, dtype: torch.dtype) -> Tensor:
+        """Return rows of three tokens `[3, width]`."""
+        rows = torch.randn(_NUM_TOKENS + 1, width, generator=torch.Generator().manual_seed(0))
+        return rows.to(self._keys.device, dtype)
+
+    def _pass(self, language_model: nn.Module, embeds: Tensor) -> list[Tensor]:
+        """Run the decoder; return what its layers pass to attention and its hidden states `[..., num_tokens, size]`."""
+        self._begin()
+        positions = torch.arange(len(embeds), device=embeds.device)[None]
+        hidden = language_model(inputs_embeds=embeds[None], position_ids=positions, use_cache=False, paged=self)[0]
+        return [*self._rows, hidden]
+
+    def _begin(self) -> None:
+        """Forget the layers of the pass before."""
+        self.layers, self._keys_of, self._rows = {}, {}, []
 
     def record(self, layer: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **more: Any) -> None:
         """Note and check what a layer passes to attention, as `paged_attention` takes it.
@@ -118,6 +149,7 @@ class _Probe:
             self.refuse(
                 "attends to other tokens than its own (cross attention), as only encoder-decoders may in corellm"
             )
+        self._rows += [query, key, value]
         shares = next((layer for layer, keys in self._keys_of.items() if keys is key), None)
         self._keys_of[index] = key
         self.layers[index] = LayerLayout(key.shape[1], key.shape[3], value.shape[3], shares)
@@ -207,6 +239,7 @@ def probe_decoder(
     try:
         with recorded_attention(_PROBE_NAME, paged, probe.record, _state_mask):
             output = probe.run(language_model, embedding_width, dtype)
+            mixes = not stateful and probe.mixes_tokens(language_model, embedding_width, dtype)
     except (CorellmError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -233,6 +266,8 @@ def probe_decoder(
             f"has {num_layers - num_known} of {num_layers} layers that do not attend through the engine, such as "
             f"layers with a state that transformers' Cache does not hold"
         )
+    if mixes:
+        probe.refuse("mixes tokens outside of attention, and corellm holds no state of it between steps")
     hidden: Tensor = output[0, -1:]
     widths = (embedding_width - rows_width(language_model), embedding_width)  # with rows of its layers, or without
     if hidden.shape not in {(1, width) for width in widths}:

@@ -153,6 +153,7 @@ def _ready(engine: LLMEngine) -> Ready:
         num_kv_blocks=scheduler.blocks.capacity,
         tasks=engine.tasks,
         reads_pairs=engine.reads_pairs,
+        findings=engine.context.findings,
     )
 
 

@@ -78,6 +78,7 @@ def open_front_end(
         opened = opening.open_model(config, located)
         on_failure.callback(opened.templates.close)
         ready = wait_until_ready()
+        opened.context.findings.update(ready.findings)
         executor = ThreadPoolExecutor(usable_cpus(), thread_name_prefix="corellm-processor")
         on_failure.callback(executor.shutdown, wait=False, cancel_futures=True)
         mm_processor = opening.make_mm_processor(config, opened, executor, ready.max_model_len)

@@ -96,6 +96,8 @@ class Ready(_Message):
     tasks: tuple[str, ...]
     """Tasks that requests may have."""
     reads_pairs: bool
+    findings: dict[str, Any]
+    """The adapter's, of the model."""
 
 
 class Array(msgspec.Struct, array_like=True):

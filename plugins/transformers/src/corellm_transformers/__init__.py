@@ -142,7 +142,12 @@ class TransformersModel:
     def get_prompt_updates(
         self, mm_items: MultiModalItems, out_mm_kwargs: Mapping[str, Sequence[MultiModalKwargsItem]]
     ) -> list[PromptReplacement]:
-        """A placeholder becomes the tokens that the processor put in its place."""
+        """A placeholder becomes the tokens that the processor put in its place.
+
+        Raises:
+            UnsupportedModalityError: the model embeds items of one modality otherwise beside those of another.
+        """
+        self._family.check_together([modality for modality, items in mm_items.items() if items])
 
         def update(modality: str) -> PromptReplacement:
             known = self._family.modalities[modality]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -48,7 +49,8 @@ def check_model(forward: Forward) -> None:
     """Compare the forward pass of prompts with small items with what the engine will do.
 
     A modality of which two items of one prompt differ from each alone, as padded ones may, and a single one does not,
-    is served with one item per prompt. A model whose videos differ is served without them.
+    is served with one item per prompt; two modalities whose items differ beside each other, as where a model projects
+    audio otherwise beside images, with prompts of one or the other. A model whose videos differ is served without.
 
     Raises:
         CheckpointError: they differ, or the model does not get a modality's items; says in what.
@@ -64,14 +66,12 @@ def check_model(forward: Forward) -> None:
                 raise
             forward.family.leave_out(modality, error)
     _find_replaced(forward)
-    if len(modalities) > 1:
-        try:
-            _check_together(forward)
-        except CheckpointError as error:
-            if "video" not in modalities:
-                raise
-            forward.family.leave_out("video", error)
-            _check_together(forward)
+    for pair in combinations(modalities, 2):
+        _settle_together(forward, pair)
+    if len(modalities) > 2 and not forward.family.apart:
+        _check_or_refuse(forward, list(modalities))
+        _check_or_refuse(forward, list(modalities)[::-1])
+    forward.family.state_findings()
 
 
 def _settle(forward: Forward, modality: str) -> None:
@@ -98,10 +98,13 @@ def _settle(forward: Forward, modality: str) -> None:
     _check_or_refuse(forward, [modality])
 
 
-def _check_together(forward: Forward) -> None:
-    modalities = list(forward.family.modalities)
-    for wanted in (modalities, modalities[::-1]):
-        _check_or_refuse(forward, wanted)
+def _settle_together(forward: Forward, pair: tuple[str, str]) -> None:
+    """Find whether a prompt may have items of both modalities, whichever comes first."""
+    try:
+        _check(forward, pair)
+        _check(forward, pair[::-1])
+    except _Differs as error:
+        forward.family.keep_apart(pair, f"{type(forward.model).__name__} {error}")
 
 
 def _require_known_tokens(forward: Forward) -> None:

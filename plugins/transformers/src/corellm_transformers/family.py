@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL.Image import Transpose
 
-from corellm.errors import CheckpointError, MediaError
+from corellm.errors import CheckpointError, MediaError, UnsupportedModalityError
 from corellm.hookspecs import ModelContext
 from corellm.multimodal import dummy_audios, dummy_images, dummy_videos
 from corellm_transformers.largest import largest_image, largest_video, longest_audio
@@ -75,6 +75,7 @@ class Family:
     Attributes:
         ends: what the processor puts around every prompt.
         modalities: by name. The check at load may limit the items of one.
+        apart: pairs of modalities that no prompt may have both of. Set by the check at load.
 
     Raises:
         CheckpointError: the processor takes no item, or does not say how it places them.
@@ -84,16 +85,22 @@ class Family:
         self.context, self.processor = context, context.hf_processor
         self.ends = ends(self.processor)
         self.modalities: dict[str, Modality] = {}
+        self.apart: set[tuple[str, str]] = set()
         for modality, parts in _PARTS.items():
-            is_there = any(_is_there(getattr(self.processor, part, None)) for part in parts)
-            if not is_there or getattr(context.hf_config, f"{modality}_config", "") is None:
+            known = [part for name in parts if (part := getattr(self.processor, name, None)) is not None]
+            if not known or getattr(context.hf_config, f"{modality}_config", "") is None:
                 continue  # the model has no encoder of it
+            if all(isinstance(part, Absent) for part in known):
+                self.leave_out(modality, "transformers processes them by torchvision, which is not installed")
+                continue
             try:
                 self.modalities[modality] = self._examine(modality)
             except CheckpointError as error:
                 if modality != "video":
                     raise
                 self.leave_out(modality, error)
+        if context.findings:
+            self._take(context.findings)
         if not self.modalities:
             raise self.refused("takes neither images nor audio without torchvision", "register_processor")
 
@@ -101,10 +108,43 @@ class Family:
         """Return the error that the checkpoint needs a plugin of its own, with a hook that says what is missing."""
         return needs_plugin(f"{type(self.processor).__name__} {reason}", hook)
 
-    def leave_out(self, modality: str, reason: Exception) -> None:
+    def leave_out(self, modality: str, reason: Exception | str) -> None:
         """Note that a model is served without a modality."""
         logger.warning("%s: no %s items are taken: %s", self.context.model_path, modality, reason)
         self.modalities.pop(modality, None)
+
+    def keep_apart(self, pair: tuple[str, str], reason: str) -> None:
+        """Note that no prompt may have items of both of two modalities."""
+        logger.warning("%s: no prompt may have %s and %s items: %s", self.context.model_path, *pair, reason)
+        self.apart.add(pair)
+
+    def state_findings(self) -> None:
+        """Tell the context what the check at load found, for adapters of this checkpoint that have no model."""
+        self.context.findings["forms"] = {name: [known.text, known.limit] for name, known in self.modalities.items()}
+        self.context.findings["apart"] = sorted(self.apart)
+
+    def _take(self, findings: Mapping[str, Any]) -> None:
+        """Be as the check at load found, in the process that has the model."""
+        forms = findings["forms"]
+        self.modalities = {
+            name: replace(self.modalities[name], text=text, target=tuple(self._tokenize(text)), limit=limit)
+            for name, (text, limit) in forms.items()
+        }
+        self.apart = {(first, second) for first, second in findings["apart"]}
+
+    def check_together(self, present: Collection[str]) -> None:
+        """Check the modalities of a prompt's items.
+
+        Raises:
+            UnsupportedModalityError: two of them are to be kept apart.
+        """
+        for first, second in self.apart:
+            if first in present and second in present:
+                raise UnsupportedModalityError(
+                    f"this model takes no {second} beside an {first}, which it would embed otherwise than alone; send "
+                    f"them in prompts of their own",
+                    modality=second,
+                )
 
     def small(self, modality: str, seed: int = 0) -> Any:
         """Return a small item; another one, and of another size, for each seed."""
@@ -315,10 +355,6 @@ class Family:
             return len(self.process("audio", audio, self.context.kwargs_for("audio"))[1])
         except ValueError:
             return None
-
-
-def _is_there(part: Any) -> bool:
-    return part is not None and not isinstance(part, Absent)
 
 
 def needs_plugin(what: str, hook: str | None) -> CheckpointError:

@@ -15,14 +15,21 @@ _PARAMS = SamplingParams(temperature=0, max_tokens=4, min_tokens=4, logprobs=0)
 class PairRules(SameOutputRules):
     """Items beside each other."""
 
+    def pairs(self, subject: Subject) -> list[tuple[str, str]]:
+        """Return the pairs of modalities that a prompt may have, in both orders."""
+        modalities = subject.modalities
+        return [
+            (first, second)
+            for first, second in product(modalities, modalities)
+            if first != second or subject.several(first, 2) == 2
+        ]
+
     def test_pairs_in_a_conversation_equal_the_reference(self, subject: Subject) -> None:
         """An item of each modality and one of each other, in both orders, in one message: the reference's outputs.
 
         With what the checkpoint's chat template writes around them, by which models may count positions.
         """
-        for first, second in product(subject.modalities, repeat=2):
-            if first == second and subject.several(first, 2) < 2:
-                continue
+        for first, second in self.pairs(subject):
             pair = [(first, subject.item(first, 3)), (second, subject.item(second, 5))]
             text = _asked(subject, ["Ask of ", pair[0], " and", pair[1], "?"])
             media = subject.prompt(pair)[1]

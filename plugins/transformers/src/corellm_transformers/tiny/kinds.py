@@ -359,8 +359,11 @@ KINDS: Mapping[str, Kind] = {
                 "ext_pw_out_channel": 64,
                 "depthwise_separable_out_channel": 64,
                 "nemo_conv_channels": 64,
-            }
-        }
+            },
+            # the processor counts 16 rows of 16 tokens for a crop, whatever its size
+            "vision_config": {"image_size": 128, "patch_size": 4, "crop_size": 128},
+        },
+        parts={"size": {"height": 128, "width": 128}, "patch_size": 4, "dynamic_hd": 2},
     ),
     "PaliGemmaForConditionalGeneration": Kind(parts={"image_seq_length": 16}),
     "Qwen2_5OmniThinkerForConditionalGeneration": _omni("Qwen2_5OmniProcessor", _mrope(2, 3, 3)),
