@@ -16,7 +16,7 @@ PARALLEL := -n $(PROCESSES) --dist loadscope --no-loadscope-reorder
 PIP = $(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --disable-pip-version-check
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train kernels test parity-torch parity-oldest kernels-test browser-test fuzz promises soak clients mutants mutants-touched changes docs docs-serve lint bench gpu-bench peers bench-peers families vllm-scripts wheels-test wheels-test-full check clean
+.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train kernels test parity-torch parity-oldest kernels-test browser-test fuzz promises soak clients mutants mutants-touched changes docs docs-serve lint bench gpu-bench peers bench-peers families transformers-versions vllm-scripts wheels-test wheels-test-full check clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## */\t/' | expand -t 20
@@ -53,13 +53,8 @@ test: setup      ## all tests, in several processes
 parity-torch: setup ## the tests that compare with transformers, on torch's kernels instead of the compiled ones
 	CORELLM_CPU_KERNELS=off $(BIN)/python -m pytest $(PARALLEL) tests/test_llm.py tests/text_models plugins -k "test_llm or text_models or greedy"
 
-$(VENV)/transformers-$(OLDEST): | setup
-	$(PIP) --no-deps --target $@ transformers==$(OLDEST) "huggingface-hub<2"
-
-parity-oldest: $(VENV)/transformers-$(OLDEST) ## outputs equal transformers' `generate` on the oldest release that is supported, too: plugins, text models, a dozen kinds
-	PYTHONPATH=$(abspath $<) $(BIN)/python -c 'import transformers; assert transformers.__version__ == "$(OLDEST)"'
-	PYTHONPATH=$(abspath $<) $(BIN)/python -m pytest $(PARALLEL) --contract-quick tests/text_models tests/recurrent plugins -k "greedy or whole or swap or recurrent"
-	PYTHONPATH=$(abspath $<) $(BIN)/python -m tests.kinds --quick aria cosmos3_edge deepseek_vl emu3 gemma4 glm4v got_ocr2 hunyuan_vl idefics3 llava_onevision mistral3 qwen3_5
+parity-oldest: setup ## outputs equal transformers' `generate` on the oldest release that is supported, too: plugins, text models, a dozen kinds
+	$(BIN)/python -m tests.releases --jobs $(PROCESSES) transformers==$(OLDEST) --kinds aria cosmos3_edge deepseek_vl emu3 gemma4 glm4v got_ocr2 hunyuan_vl idefics3 llava_onevision mistral3 qwen3_5
 
 kernels: setup   ## compile the kernels for CPUs again, after their sources changed
 	$(BIN)/python -m corellm_kernels.cpu.build
@@ -126,6 +121,9 @@ $(VENV)/libraries: tests/kinds/libraries.py | setup
 
 families: $(VENV)/libraries ## every kind of model that transformers maps, by the generic adapter; writes docs/run/kinds.md; ARGS="qwen3_5 internvl" for some
 	$(BIN)/python -m tests.kinds --libraries $< --write $(ARGS)
+
+transformers-versions: $(VENV)/libraries ## the tests of parity and every kind on each minor release of transformers, torch and Python; writes docs/run/releases.md; ARGS="transformers==5.20.2 --kinds aria" for some
+	$(BIN)/python -m tests.releases --libraries $< --write $(ARGS)
 
 vllm-scripts: setup ## scripts in the manner of vLLM's examples, each in a process of its own: a table of what runs; ARGS="chat embed" for some
 	$(BIN)/python -m extensions.vllm.tests.kinds $(ARGS)
