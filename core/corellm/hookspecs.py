@@ -40,10 +40,10 @@ Lifecycle: before there is a model `register_config`, `register_tokenizer`; at l
 `get_max_encoder_states`, `get_supported_mm_limits`, `get_data_parser`, `get_dummy_*`, `register_processor` (at the
 first use of `context.hf_processor`), `get_mm_kwargs_names`, `get_mm_max_tokens_per_item`,
 `get_multimodal_embedding_width`; per request, in the front end, `make_context`, `get_placeholder_str`,
-`refuse_embeddings`, `call_hf_processor`, `get_mm_fields_config`, `apply_hf_processor_tokens_only`,
-`get_prompt_updates`, `get_bidirectional_spans`, `get_decoder_prompt`; in the worker, once per request
-`get_rope_positions` and `get_encoder_states`, and per step `get_multimodal_embeddings`, `get_input_embeddings`,
-`merge_multimodal_embeddings`, `compute_logits`.
+`refuse_embeddings`, `get_item_kwargs`, `call_hf_processor`, `get_mm_fields_config`,
+`apply_hf_processor_tokens_only`, `get_prompt_updates`, `get_bidirectional_spans`, `get_decoder_prompt`; in the worker,
+once per request `get_rope_positions` and `get_encoder_states`, and per step `get_multimodal_embeddings`,
+`get_input_embeddings`, `merge_multimodal_embeddings`, `compute_logits`.
 
 An encoder-decoder is a model for which `get_max_encoder_states` gives a number. Its prompt, items included, is what the
 encoder reads; `get_decoder_prompt` gives the tokens that its output begins behind.
@@ -331,6 +331,28 @@ def get_mm_kwargs_names(modality: str) -> Collection[str] | None:
 
 
 @_first_result
+def get_item_kwargs(modality: str, token_ids: Sequence[int]) -> Mapping[str, Any] | None:
+    """Give processor arguments that follow from the prompt, for items whose encoder reads it.
+
+    Called for each request, once for each modality that it has items of, and for the dummy items. Without the hook,
+    an item is the same in every prompt.
+
+    Args:
+        modality: of the items.
+        token_ids: the prompt with unexpanded placeholders, the tokenizer's own special tokens included. They are all
+            that is seen of it, so a text, its token ids and a conversation that becomes them have the same items.
+
+    Returns:
+        `{argument: value}`, text, numbers, and lists of these, laid under the arguments of request and operator in
+        `mm_kwargs`. They identify the items, also those given as embeddings or as a uuid: where they differ, an image
+        is processed and embedded anew. So give no more of a prompt than its items depend on. Default: none.
+
+    Example, for an encoder that reads the question beside an image:
+        `return {"question": self.context.tokenizer.decode(token_ids, skip_special_tokens=True)}`
+    """
+
+
+@_first_result
 def call_hf_processor(
     prompt: str, mm_data: Mapping[str, Sequence[Any]], mm_kwargs: Mapping[str, Any]
 ) -> Mapping[str, Any]:
@@ -341,7 +363,7 @@ def call_hf_processor(
         mm_data: `{modality: [item]}` with a single parsed item: a `PIL.Image` in RGB, a `corellm.multimodal.Video`, or
             samples `[num_samples]` float32 at the model's rate.
         mm_kwargs: processor arguments of this item's modality (see `get_mm_kwargs_names`); the request's override the
-            operator's.
+            operator's, and those override what `get_item_kwargs` gives.
 
     Returns:
         The processor's `BatchFeature` with torch tensors. Text keys such as `input_ids` are ignored.

@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+import corellm_blip2.instruct.tiny
 import corellm_blip2.tiny
 import corellm_chameleon.tiny
 import corellm_deepseek_vl2.tiny
@@ -56,6 +57,7 @@ PUBLISHED: dict[str, Callable[[Path], object]] = {
         corellm_qwen_vl.tiny.make_tiny_checkpoint, architecture="Qwen2_5_VLForConditionalGeneration"
     ),
     "Salesforce/blip2-opt-2.7b": corellm_blip2.tiny.make_tiny_checkpoint,
+    "Salesforce/instructblip-vicuna-7b": corellm_blip2.instruct.tiny.make_tiny_checkpoint,
     "adept/fuyu-8b": corellm_fuyu.tiny.make_tiny_checkpoint,
     "florence-community/Florence-2-base": corellm_florence2.tiny.make_tiny_checkpoint,
     "google/gemma-3-4b-it": corellm_gemma3.tiny.make_tiny_checkpoint,

@@ -1,4 +1,4 @@
-"""Each hook is called when its section says, counted while LLaVA, Qwen2-VL and Gemma 3 load, generate and stop.
+"""Each hook is called when its section says, counted while models of several families load, generate and stop.
 
 With two images in a request, a hook that is called per item is called twice, one that is called per request once. With
 more generated tokens, a hook that is called per step is called more often.
@@ -20,6 +20,7 @@ from corellm import LLM, SamplingParams
 from corellm.hookspecs import STATIC_HOOKS
 from corellm.loading import opening
 from corellm.plugin.contract import CONTRACT
+from corellm_blip2.instruct.tiny import make_tiny_checkpoint as make_instruct
 from corellm_florence2.tiny import make_tiny_checkpoint as make_florence2
 from corellm_gemma3.tiny import make_tiny_checkpoint as make_gemma3
 from corellm_llava.tiny import make_tiny_checkpoint as make_llava
@@ -31,8 +32,8 @@ SECTIONS = read_sections()
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 """Takes content as text, so that placeholder strings are needed."""
 FOR_THE_DUMMIES = {
-    "call_hf_processor", "get_mm_fields_config", "get_prompt_updates", "apply_hf_processor_tokens_only",
-    "get_bidirectional_spans",
+    "get_item_kwargs", "call_hf_processor", "get_mm_fields_config", "get_prompt_updates",
+    "apply_hf_processor_tokens_only", "get_bidirectional_spans",
 }  # fmt: skip
 """Called at load, too, for the dummy items; the pages say so once for all."""
 
@@ -129,6 +130,32 @@ def observe_encoder_decoder(watch: Watch, path: Path) -> Observed:
     return Observed(seen, [], [])
 
 
+def observe_reading_of_prompts(watch: Watch, path: Path) -> Observed:
+    """Return when the hook is called that only a model whose encoder reads prompts has."""
+    name, image = "get_item_kwargs", {"multi_modal_data": {"image": random_image(40, 30, 1)}}
+    models: list[LLM] = []
+    at_load = watch.during(lambda: models.append(LLM(str(path), dtype="float32", enforce_eager=True)))
+    (llm,) = models
+
+    def ask(prompt: object, tokens: int) -> int:
+        params = SamplingParams(temperature=0, max_tokens=tokens, min_tokens=tokens)
+        return watch.during(lambda: llm.generate(prompt, params, use_tqdm=False))[name]
+
+    once, cached, longer, text = (
+        ask({"prompt": "?", **image}, 1),
+        ask({"prompt": "?", **image}, 1),
+        ask({"prompt": "!", **image}, 5),
+        ask("?", 1),
+    )
+    llm.close()
+    seen: dict[str, set[str]] = {hook: set() for hook in CONTRACT.hooks}
+    if at_load[name]:
+        seen[name].add("at load")
+    if (once, cached, longer, text) == (1, 1, 1, 0):
+        seen[name].add("per request")
+    return Observed(seen, [], [])
+
+
 def called_for_embeddings(watch: Watch, llm: LLM) -> bool:
     """Whether requests with embeddings, and no others, call `refuse_embeddings`."""
     if "refuse_embeddings" in watch.called:
@@ -152,10 +179,17 @@ def encoder_decoder(tmp_path_factory: pytest.TempPathFactory) -> Observed:
         return observe_encoder_decoder(watch, make_florence2(tmp_path_factory.mktemp("tiny")))
 
 
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Observed:
+    """InstructBLIP."""
+    with watching() as watch:
+        return observe_reading_of_prompts(watch, make_instruct(tmp_path_factory.mktemp("tiny")))
+
+
 @pytest.mark.parametrize("name", sorted(CONTRACT.hooks))
-def test_when_it_is_called(name: str, models: list[Observed], encoder_decoder: Observed) -> None:
+def test_when_it_is_called(name: str, models: list[Observed], encoder_decoder: Observed, reader: Observed) -> None:
     """As its section says."""
-    observed = [*models, encoder_decoder]
+    observed = [*models, encoder_decoder, reader]
     told, seen = set(SECTIONS[name].called), set().union(*(model.when[name] for model in observed))
     if name in FOR_THE_DUMMIES:
         told.add("at load")

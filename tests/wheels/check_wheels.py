@@ -88,7 +88,10 @@ PLUGINS = {
     "corellm-llava": [Model("LlavaForConditionalGeneration", "corellm_llava", "image.png")],
     "corellm-fuyu": [Model("FuyuForCausalLM", "corellm_fuyu", "image.png")],
     "corellm-gemma3": [Model("Gemma3ForConditionalGeneration", "corellm_gemma3", "image.png")],
-    "corellm-blip2": [Model("Blip2ForConditionalGeneration", "corellm_blip2", "image.png")],
+    "corellm-blip2": [
+        Model("Blip2ForConditionalGeneration", "corellm_blip2", "image.png"),
+        Model("InstructBlipForConditionalGeneration", "corellm_blip2.instruct", "image.png"),
+    ],
     "corellm-florence2": [Model("Florence2ForConditionalGeneration", "corellm_florence2", "image.png")],
     "corellm-deepseek-vl2": [Model("deepseek_vl_v2", "corellm_deepseek_vl2", "image.png")],
     "corellm-molmo": [Model("MolmoForCausalLM", "corellm_molmo", "image.png")],

@@ -13,10 +13,11 @@ from corellm.errors import ContractError, CorellmError, ProcessingError, raised_
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-_EXPECTED: dict[str, tuple[type, str]] = {
+_EXPECTED: dict[str, tuple[type | tuple[type, ...], str]] = {
     "get_supported_mm_limits": (Mapping, "{modality: most items per prompt or None}"),
     "get_dummy_text": (str, "prompt text"),
     "get_dummy_mm_data": (Mapping, "{modality: media}"),
+    "get_item_kwargs": ((Mapping, type(None)), "{argument: value}, or None"),
     "call_hf_processor": (Mapping, "the processor's BatchFeature"),
     "get_mm_fields_config": (Mapping, "{tensor name: MultiModalFieldConfig}"),
     "get_prompt_updates": (Sequence, "a list of PromptReplacement / PromptInsertion"),

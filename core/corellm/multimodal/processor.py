@@ -7,7 +7,7 @@ engine; invalid items are refused here, before the engine gets the request.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import cached_property
 from typing import Any
@@ -82,9 +82,13 @@ class MultiModalProcessor:
 
     @cached_property
     def _changes_text(self) -> bool:
-        """Whether the tokens of a prompt without items may change: an adapter or an extension has the hook for it."""
-        hook: Any = self.hooks.apply_hf_processor_tokens_only
-        return any(not found.trylast for found in hook.get_hookimpls())
+        """Whether the tokens of a prompt without items may change."""
+        return _is_implemented(self.hooks.apply_hf_processor_tokens_only)
+
+    @cached_property
+    def reads_prompts(self) -> bool:
+        """Whether items may depend on the prompt that they are in."""
+        return _is_implemented(self.hooks.get_item_kwargs)
 
     @cached_property
     def _parser(self) -> DataParser:
@@ -174,6 +178,8 @@ class MultiModalProcessor:
     ) -> int:
         """How many tokens expanding its placeholder adds to a prompt, for one item. It is processed, and cached.
 
+        The largest item's where items depend on the prompt, which is not known yet.
+
         Args:
             mm_data: `{modality: [item]}`.
             mm_kwargs, uuids, cache_salt: as in `process`.
@@ -182,6 +188,8 @@ class MultiModalProcessor:
             CorellmError: as `process`.
         """
         counts = dict.fromkeys(mm_data, 1)
+        if self.reads_prompts:
+            return sum(self.profile.max_tokens.get(modality, 0) for modality in counts)
         dummy = self._tokenize(call_hook(self.hooks.get_dummy_text, mm_counts=counts))
         expanded, _ = self.process(dummy, mm_data, mm_kwargs, uuids, cache_salt)
         return len(expanded) - len(self.unexpanded(dummy, counts))
@@ -199,6 +207,8 @@ class MultiModalProcessor:
         self._check_embeddings(items)
         counts = {modality: count for modality, count in items.get_counts().items() if count}
         kwargs = self.kwargs.resolve(mm_kwargs)
+        if self.reads_prompts:
+            kwargs = self._with_prompt(kwargs, counts, token_ids)
         identifiers = {
             modality: self._identify(items[modality], kwargs[modality], (uuids or {}).get(modality), salt)
             for modality in counts
@@ -239,6 +249,17 @@ class MultiModalProcessor:
         ]
         features.sort(key=lambda feature: feature.placeholder.offset)
         return expanded, features
+
+    def _with_prompt(
+        self, kwargs: Mapping[str, dict[str, Any]], modalities: Iterable[str], token_ids: Sequence[int]
+    ) -> dict[str, dict[str, Any]]:
+        """The arguments of these modalities, laid over what their items depend on of the prompt."""
+        found: dict[str, dict[str, Any]] = {}
+        with adapter_errors("get_item_kwargs"):
+            for modality in modalities:
+                given = call_hook(self.hooks.get_item_kwargs, modality=modality, token_ids=token_ids)
+                found[modality] = {**(given or {}), **kwargs[modality]}
+        return found
 
     def _prompt_updates(
         self,
@@ -386,6 +407,11 @@ class MultiModalProcessor:
             self._seq_len,
             self.config.dummy_options,
         )
+
+
+def _is_implemented(hook: Any) -> bool:
+    """Whether an adapter has a hook, or an extension that wraps it; the core's defaults are `trylast`."""
+    return any(not found.trylast for found in hook.get_hookimpls())
 
 
 def _embedding_item(items: EmbeddingItems, i: int) -> MultiModalKwargsItem:

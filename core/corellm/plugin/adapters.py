@@ -30,6 +30,7 @@ KNOWN_FAMILIES = {
     "FuyuForCausalLM": "corellm-fuyu",
     "Gemma3ForConditionalGeneration": "corellm-gemma3",
     "Blip2ForConditionalGeneration": "corellm-blip2",
+    "InstructBlipForConditionalGeneration": "corellm-blip2",
     "Florence2ForConditionalGeneration": "corellm-florence2",
     "DeepseekVLV2ForCausalLM": "corellm-deepseek-vl2",
     "deepseek_vl_v2": "corellm-deepseek-vl2",

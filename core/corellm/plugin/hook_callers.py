@@ -23,6 +23,7 @@ class HookCallers:
     register_processor = staticmethod(hookspecs.register_processor)
     get_data_parser = staticmethod(hookspecs.get_data_parser)
     get_mm_kwargs_names = staticmethod(hookspecs.get_mm_kwargs_names)
+    get_item_kwargs = staticmethod(hookspecs.get_item_kwargs)
     call_hf_processor = staticmethod(hookspecs.call_hf_processor)
     get_mm_fields_config = staticmethod(hookspecs.get_mm_fields_config)
     get_prompt_updates = staticmethod(hookspecs.get_prompt_updates)

@@ -1,4 +1,4 @@
-"""BLIP-2 keeps the contract, also where the embedding table ends before the image token."""
+"""BLIP-2 and InstructBLIP keep the contract; BLIP-2 also where the embedding table ends before the image token."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import transformers
 from corellm_blip2 import Blip2
 from corellm_blip2.contract import Blip2Reference
 from corellm_blip2.contract import TestBlip2 as TestBlip2
+from corellm_blip2.instruct.contract import TestInstructBlip as TestInstructBlip
 from corellm_blip2.tiny import make_tiny_checkpoint
 from corellm_testing import Continuation
 from corellm_testing.contract.greedy import GreedyRules

@@ -69,7 +69,13 @@ def _item_calls(subject: Subject, modality: str, request: Request) -> Iterator[H
     yield "get_placeholder_str", lambda: hooks.get_placeholder_str(modality=modality, index=0)
     yield "get_dummy_text", lambda: hooks.get_dummy_text(mm_counts={modality: 1})
     yield "get_data_parser", lambda: processor.parse(request.media)
-    items, own = processor.parse(request.media)[modality], processor.kwargs.resolve(request.kwargs)[modality]
+    items, given = processor.parse(request.media)[modality], processor.kwargs.resolve(request.kwargs)[modality]
+
+    def get_item_kwargs() -> Mapping[str, Any] | None:
+        return hooks.get_item_kwargs(modality=modality, token_ids=list(request.tokens))
+
+    yield "get_item_kwargs", get_item_kwargs
+    own = {**(get_item_kwargs() or {}), **given}
     prompt = hooks.get_dummy_text(mm_counts={modality: 1})
 
     def call_hf_processor() -> Mapping[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from extensions.testing.tests.mutants.mutant import FUYU, LLAVA, QWEN2, Mutant
+from extensions.testing.tests.mutants.mutant import FUYU, INSTRUCT_BLIP, LLAVA, QWEN2, Mutant
 
 
 def _reading(wrong: str, rule: str, change: str) -> Mutant:
@@ -30,6 +30,27 @@ MUTANTS = (
         "images are cropped to a corner",
         "test_different_items_share_no_blocks",
         "image = image.crop((0, 0, image.width // 4, image.height // 4))",
+    ),
+    INSTRUCT_BLIP.edited(
+        "all prompts give one instruction",
+        "test_identity_follows_the_prompt",
+        "get_item_kwargs",
+        old="tokenizer.decode(own, clean_up_tokenization_spaces=False)",
+        new='""',
+    ),
+    INSTRUCT_BLIP.edited(
+        "the time is part of the instruction",
+        "test_identity_follows_the_prompt",
+        "get_item_kwargs",
+        old="tokenizer.decode(own, clean_up_tokenization_spaces=False)",
+        new="str(__import__('time').perf_counter_ns())",
+    ),
+    INSTRUCT_BLIP.edited(
+        "the Q-Former reads where an instruction begins",
+        "test_identity_follows_the_prompt",
+        "get_multimodal_embeddings",
+        old="input_ids=torch.stack([instructions[i] for i in members]),",
+        new="input_ids=torch.stack([instructions[i][:1] for i in members]),",
     ),
     _reading(
         "an image's address is part of its content",

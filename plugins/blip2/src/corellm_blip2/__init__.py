@@ -2,7 +2,7 @@
 
 An image becomes the outputs of the Q-Former's queries, always the same number, and they stand before the whole prompt,
 its BOS included; the text has no placeholder for them. One image per prompt, as in training. Knows no
-encoder-decoder text model (T5), and not InstructBLIP, whose Q-Former reads the question too.
+encoder-decoder text model (T5); InstructBLIP, whose Q-Former reads the question too, is in `instruct`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ class Blip2:
     supported_mm_limits = {"image": 1}
     placeholders = {"image": ""}
     mm_fields_config = {"pixel_values": MultiModalFieldConfig.batched("image")}  # [images, channels, height, width]
+    served = "OPT (Salesforce/blip2-opt-2.7b)"
+    """A text model that can be served, and a checkpoint with it."""
 
     def __init__(self, context: ModelContext) -> None:
         self.context = context
@@ -44,9 +46,9 @@ class Blip2:
         config, path = self.context.hf_config, self.context.model_path
         if config.text_config.is_encoder_decoder:
             raise CheckpointError(
-                f"{path}: the text model of this BLIP-2 is {config.text_config.model_type!r}, an encoder-decoder, and "
-                f"corellm runs decoders only; take a checkpoint with OPT (Salesforce/blip2-opt-2.7b), or run this one "
-                f"with transformers' own generate"
+                f"{path}: the text model is {config.text_config.model_type!r}, an encoder-decoder, and this plugin "
+                f"serves decoders only; take a checkpoint with {self.served}, or run this one with transformers' own "
+                f"generate"
             )
         processor = self.context.hf_processor
         if config.image_token_id is None:
@@ -107,7 +109,7 @@ class Blip2:
         return decoder
 
     @hookimpl
-    def get_multimodal_embeddings(self, model: Any, mm_kwargs: Mapping[str, Any]) -> Tensor:
+    def get_multimodal_embeddings(self, model: Any, mm_kwargs: Mapping[str, Any]) -> Tensor | Sequence[Tensor]:
         """Tower, Q-Former, projection: `[images, queries, hidden_size]`.
 
         Positions are interpolated for requests with another `size`; at the tower's own size they do not change.

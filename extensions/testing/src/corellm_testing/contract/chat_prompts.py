@@ -231,12 +231,12 @@ class ChatPromptRules(ContractRules):
         """Require a prompt to have the items of a conversation, those of a modality in order."""
         __tracebackhide__ = True
         wanted = {
-            modality: [subject.features(modality, item)[0].identifier for item in items]
+            modality: [subject.own_tensors(subject.features(modality, item)[0]) for item in items]
             for modality, items in media_of(conversation).items()
         }
-        found = dict[str, list[str]]()
+        found = dict[str, list[dict[str, Any]]]()
         for feature in chat.features:
-            found.setdefault(feature.modality, []).append(feature.identifier)
+            found.setdefault(feature.modality, []).append(subject.own_tensors(feature))
         self.require(
             found == wanted,
             "make_context",

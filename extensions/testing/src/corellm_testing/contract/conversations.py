@@ -214,13 +214,14 @@ class ConversationRules(TurnRules):
         ]
         with self.expecting("a conversation is processed", hook="make_context"):
             processed = self._chat(subject, messages, template)
-            alone = [subject.features(modality, item)[0].identifier for modality, item in said]
-        names = {identifier: f"{said[i][0]} {i}" for i, identifier in enumerate(alone)}
-        got = [names.get(feature.identifier, "something else") for feature in processed.features]
+            alone = [subject.own_tensors(subject.features(modality, item)[0]) for modality, item in said]
+        names = [f"{modality} {i}" for i, (modality, _) in enumerate(said)]
+        found = [subject.own_tensors(feature) for feature in processed.features]
+        got = [next((names[i] for i, own in enumerate(alone) if own == tensors), "something else") for tensors in found]
         self.require(
-            got == list(names.values()),
+            got == names,
             "make_context",
-            expected=f"items in the order of the messages: {', '.join(names.values())}",
+            expected=f"items in the order of the messages: {', '.join(names)}",
             got=", ".join(got) or "no item",
             fix="give the media in the order of their placeholders",
         )

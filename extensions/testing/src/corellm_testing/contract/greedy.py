@@ -73,7 +73,7 @@ class GreedyRules(SameOutputRules):
         what = "requests are written with the adapter's placeholders, and the reference takes them"
         try:
             cases = list(_cases(subject))
-            if _reads_whole_prompts(subject, cases[-1]):  # only equal ones share anything
+            if _depends_on_whole_prompts(subject, cases[-1]):  # only equal ones share anything
                 cases += cases[-2:]
             generate = subject.reference.generate
             return Examination(cases, [generate(case.text, case.media, {}, case.max_tokens) for case in cases])
@@ -151,9 +151,9 @@ class GreedyRules(SameOutputRules):
         return outputs
 
 
-def _reads_whole_prompts(subject: Subject, case: Case) -> bool:
-    """Whether the first token of a prompt sees the last one: in an encoder, or in a span that is the prompt."""
-    if subject.is_encoder_decoder:
+def _depends_on_whole_prompts(subject: Subject, case: Case) -> bool:
+    """Whether a prompt's first token sees the last one, in an encoder or in a span that is the prompt; or items do."""
+    if subject.is_encoder_decoder or subject.processor.reads_prompts:
         return True
     processed = subject.process(case.text, case.media)
     return (0, len(processed.token_ids)) in spans_of(subject.hooks, processed.token_ids, processed.features)

@@ -78,6 +78,42 @@ class IdentityRules(ContractRules):
                 unlike[f"processed with {dict(kwargs)}"] = item, dict(kwargs)
         return unlike
 
+    def test_identity_follows_the_prompt(self, subject: Subject) -> None:
+        """Where items depend on the prompt, one in two prompts is two items: other identifiers, other embeddings.
+
+        In one prompt, as text or as token ids, it is one.
+        """
+        for modality in subject.modalities if subject.processor.reads_prompts else ():
+            item = subject.item(modality, 1)
+            asked = [subject.prompt([(modality, item), text]) for text in ("What shape is it?", "How many are there?")]
+            tokens = subject.context.tokenizer(asked[0][0])["input_ids"]
+            with self.expecting("an item is processed and embedded in two prompts"):
+                one, other = (subject.process(*request).features[0] for request in asked)
+                (again,) = subject.process(tokens, asked[0][1], inputs=subject.fresh()).features
+                embeddings = [subject.embed([feature])[0] for feature in (one, other)]
+            self.require(
+                again.identifier == one.identifier and again.data == one.data,
+                "get_item_kwargs",
+                expected=f"one {modality} in one prompt, of text and of token ids, is one item",
+                got="other tensors, or another identifier",
+                fix="return the same for the same tokens every time, and have call_hf_processor keep to it",
+            )
+            self.require(
+                one.identifier != other.identifier,
+                "get_item_kwargs",
+                expected=f"the {modality} under {asked[0][0]!r} is another item than under {asked[1][0]!r}",
+                got="the same identifier",
+                fix="return what the items depend on of the prompt; leave the hook out if that is nothing",
+            )
+            self.require(
+                embeddings[0].tolist() != embeddings[1].tolist(),
+                "call_hf_processor or get_multimodal_embeddings",
+                expected=f"other embeddings of the {modality} under {asked[0][0]!r} than under {asked[1][0]!r}",
+                got="the same embeddings",
+                fix="make tensors of what get_item_kwargs returns, which comes in mm_kwargs, and give them to the "
+                "encoder; leave the hook out if it reads nothing of the prompt",
+            )
+
     def test_a_uuid_stands_in_for_its_item(self, subject: Subject) -> None:
         """An item that was processed under a uuid need not be sent again: its tensors are enough to place it."""
         for modality in subject.modalities:

@@ -60,7 +60,7 @@ class IndependenceRules(ContractRules):
                 for feature, item in zip(features, given_items, strict=True):
                     with self.expecting(f"{describe(item)} is processed alone"):
                         (alone,) = subject.process(*subject.prompt([(modality, item), "?"]), inputs=inputs).features
-                    same = dict(alone.data) == dict(feature.data)
+                    same = subject.own_tensors(alone) == subject.own_tensors(feature)
                     place, mask = feature.placeholder, alone.placeholder
                     self.require(
                         same and (place.length, place.is_embed) == (mask.length, mask.is_embed),
