@@ -124,7 +124,8 @@ def _load(architecture: str) -> Outcome:
         try:
             with LLM(folder, dtype="float32") as llm:
                 modalities = ", ".join(llm.engine.input_processor.mm_processor.limits)
-                apart = [f"{second} not beside {first}" for first, second in llm.engine.context.findings.get("apart", ())]
+                pairs = llm.engine.context.findings.get("apart", ())
+                apart = [f"{second} not beside {first}" for first, second in pairs]
                 modalities += f" ({', '.join(apart)})" if apart else ""
         except (CheckpointError, PluginNotFoundError) as error:
             reason = _said(error).replace(folder, "the checkpoint").partition("; install ")[0]
