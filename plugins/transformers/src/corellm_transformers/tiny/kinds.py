@@ -320,7 +320,6 @@ KINDS: Mapping[str, Kind] = {
             }
         },
     ),
-    "InstructBlipForConditionalGeneration": Kind(tokens={"image_token": ""}, processor={"num_query_tokens": 32}),
     "InternVLForConditionalGeneration": _INTERN,
     "Idefics3ForConditionalGeneration": Kind(
         processor={"image_seq_len": 4},
