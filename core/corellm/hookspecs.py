@@ -41,12 +41,15 @@ Lifecycle: before there is a model `register_config`, `register_tokenizer`; at l
 first use of `context.hf_processor`), `get_mm_kwargs_names`, `get_mm_max_tokens_per_item`,
 `get_multimodal_embedding_width`; per request, in the front end, `make_context`, `get_placeholder_str`,
 `refuse_embeddings`, `get_item_kwargs`, `call_hf_processor`, `get_mm_fields_config`,
-`apply_hf_processor_tokens_only`, `get_prompt_updates`, `get_bidirectional_spans`, `get_decoder_prompt`; in the worker,
-once per request `get_rope_positions` and `get_encoder_states`, and per step `get_multimodal_embeddings`,
-`get_input_embeddings`, `merge_multimodal_embeddings`, `compute_logits`.
+`apply_hf_processor_tokens_only`, `get_prompt_updates`, `get_bidirectional_spans`, `get_visible_states`,
+`get_decoder_prompt`; in the worker, once per request `get_rope_positions` and `get_encoder_states`, and per step
+`get_multimodal_embeddings`, `get_input_embeddings`, `merge_multimodal_embeddings`, `compute_logits`.
 
 An encoder-decoder is a model for which `get_max_encoder_states` gives a number. Its prompt, items included, is what the
 encoder reads; `get_decoder_prompt` gives the tokens that its output begins behind.
+
+A decoder that attends to items across, beside its own tokens, is one whose adapter implements `get_visible_states`: the
+embeddings of its items are states (`PromptUpdateDetails.num_states`), and no token takes them.
 
 This file knows signatures only. At run time it imports pluggy and the standard library.
 """
@@ -455,6 +458,42 @@ def get_bidirectional_spans(
 
 
 @_first_result
+def get_visible_states(
+    token_ids: Sequence[int], mm_features: Sequence[MultiModalFeature]
+) -> Sequence[tuple[int, int, int]]:
+    """State which states of its items each token of a prompt sees, for a decoder that attends to items across.
+
+    Called for prompts with items only. An item's embeddings are states then, as many as the `num_states` of its
+    `PromptUpdateDetails`; `get_encoder_states` may put those of all items into another order. Their keys and values are
+    written once, in the step of the request's first chunk, whichever tokens see them, and stay in the KV cache until
+    the request ends. Prompts with equal items share them: what a token sees must follow from the items and from the
+    tokens up to it.
+
+    In steps with such states the decoder (`get_language_model`) gets, as that of an encoder-decoder, a transformers
+    `EncoderDecoderCache` by the name by which its class takes a cache, and `encoder_hidden_states` `[1, num_new_states,
+    hidden_size]`, often without any. A layer that attends to states gives new ones' keys and values to
+    `cross_attention_cache.update`, and attention whatever that returns, else `cross_attention_cache.layers[i]`.
+    `sees_states`, `[num_tokens]` bool, says which tokens see any. One that sees none attends to all states of its
+    request, as where a model masks out all of them, and to nothing (zeros) if it has none: what a layer adds to it then
+    is the decoder's matter. In steps without states the decoder gets none of these, and skips such layers.
+
+    Args:
+        token_ids: the prompt, placeholders expanded.
+        mm_features: its items, by placeholder offset.
+
+    Returns:
+        `(token, start, end)`, by token: from that token on, tokens see the states `start` up to `end`, until the next
+        one's; generated tokens see what the last one sees. Tokens before the first see none.
+        Default: none; tokens take items' embeddings.
+
+    Example, for tokens that see the last image before them:
+
+        ends = accumulate(feature.placeholder.num_embeds for feature in mm_features)
+        return [(f.placeholder.offset, end - f.placeholder.num_embeds, end) for f, end in zip(mm_features, ends)]
+    """
+
+
+@_first_result
 def get_max_encoder_states() -> int | None:
     """State the most states that the encoder of an encoder-decoder gives; None for a model that is only a decoder.
 
@@ -616,18 +655,23 @@ def merge_multimodal_embeddings(
 
 
 @_first_result
-def get_encoder_states(model: nn.Module, inputs_embeds: Tensor, is_multimodal: Tensor) -> Tensor:
-    """Give the states that the decoder attends to, of one prompt. Called for encoder-decoders only, once per request.
+def get_encoder_states(
+    model: nn.Module, inputs_embeds: Tensor, is_multimodal: Tensor, mm_features: Sequence[MultiModalFeature]
+) -> Tensor:
+    """Give the states that the decoder attends to, of one prompt. Called once per request, for encoder-decoders and,
+    where the adapter implements `get_visible_states`, for prompts with items.
 
     Their keys and values stay in the KV cache until the request ends.
 
     Args:
-        inputs_embeds: `[num_tokens, hidden_size]`, the prompt's embeddings, item embeddings merged in.
-        is_multimodal: `[num_tokens]`, bool, the tokens that took an item's embedding.
+        inputs_embeds: `[num_tokens, hidden_size]`, the prompt's embeddings, item embeddings merged in; where no token
+            takes an item's, those of the items alone, one item after another.
+        is_multimodal: `[num_tokens]`, bool, the tokens that took an item's embedding, or all of these.
+        mm_features: the prompt's items, by placeholder offset; empty in the profile run.
 
     Returns:
-        `[num_states, hidden_size]`; as many as `DecoderPrompt.num_states`.
-        Default: the output of `model.get_encoder()`.
+        `[num_states, hidden_size]`; as many as `DecoderPrompt.num_states`, or as the items have.
+        Default: the output of `model.get_encoder()`; the items' embeddings, of a model that is only a decoder.
 
     Example, for a model whose items' encoder is its only one:
         `return inputs_embeds[is_multimodal]`

@@ -90,3 +90,66 @@ def test_states_are_written_where_they_are_read() -> None:
     query = torch.randn(7, HEADS, SIZE, generator=torch.Generator().manual_seed(1))
     got = states.attend(5, query.clone(), 0.25, None)
     torch.testing.assert_close(got, by_sdpa(query, metadata, kept, 0.25), atol=1e-5, rtol=1e-4)
+
+
+RANGES = ([(0, 3)], [(2, 9), (0, 1), (5, 20), (9, 10), (0, 7)], [(0, 1)])
+"""Of each query, by sequence: from the first state up to the second; the last sequence has one state."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kv_heads", [HEADS, 2])
+@pytest.mark.parametrize("name", ["reference", "cpu", "compiled"])
+def test_each_query_sees_its_range(name: str, kv_heads: int, dtype: torch.dtype) -> None:
+    """And nothing before or behind it; each alone by SDPA is the oracle. A sequence without states gets zeros."""
+    metadata, cache, kept = make_states(8, kv_heads, dtype)
+    query = torch.randn(9, HEADS, SIZE, generator=torch.Generator().manual_seed(1)).to(dtype)
+    ranges = torch.tensor([pair for of_sequence in RANGES for pair in of_sequence] + [(0, 0)] * 2, dtype=torch.int32)
+    metadata = CrossAttentionMetadata(
+        [*metadata.query_lens, 2],
+        torch.tensor([0, 1, 6, 7, 9], dtype=torch.int32),
+        [*metadata.num_states, 0],
+        torch.tensor([*metadata.num_states, 0]),
+        torch.cat([metadata.block_tables, torch.zeros(1, 3, dtype=torch.int64)]),
+        ranges.T,
+    )
+    wanted = []
+    for (key, value, _), of_sequence in zip(kept, RANGES, strict=True):
+        for start, end in of_sequence:
+            one = query[len(wanted), None]
+            q, k, v = (x.transpose(0, 1)[None].float() for x in (one, key[start:end], value[start:end]))
+            wanted.append(F.scaled_dot_product_attention(q, k, v, scale=0.3, enable_gqa=True)[0].transpose(0, 1))
+    nothing = query.new_empty(0, 0, 0)
+    got = (
+        select_backend(CPU, dtype, name)
+        .cross_attend(AttentionCall(query.clone(), nothing, nothing, 0.3), cache, metadata)
+        .float()
+    )
+    tolerance = {"atol": 1e-5 if dtype == torch.float32 else 3e-2, "rtol": 1e-2}
+    torch.testing.assert_close(got[:7], torch.cat(wanted), **tolerance)
+    assert not got[7:].any()
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_compiled_ranges_do_not_depend_on_the_chunk(long: bool) -> None:
+    """Bit for bit, in a prompt that is computed whole and one that is computed in parts, of few or many states."""
+    count, length = (300, 150) if long else (20, 30)
+    generator = torch.Generator().manual_seed(0)
+    cache = LayerCache(*(torch.randn(BLOCKS, 8, 2, SIZE, generator=generator) for _ in range(2)))
+    query = torch.randn(length, HEADS, SIZE, generator=generator)
+    starts = torch.randint(0, count - 1, (length,), generator=generator)
+    ends = starts + 1 + torch.randint(0, count, (length,), generator=generator)
+    ranges = torch.stack([starts, ends.clamp(max=count)]).int()
+    tables = torch.arange(1, -(-count // 8) + 1)[None]
+    backend, nothing = select_backend(CPU, torch.float32, "compiled"), query.new_empty(0, 0, 0)
+
+    def attended(first: int, last: int) -> Tensor:
+        lens = torch.tensor([0, last - first], dtype=torch.int32)
+        metadata = CrossAttentionMetadata(
+            [last - first], lens, [count], torch.tensor([count]), tables, ranges[:, first:last]
+        )
+        call = AttentionCall(query[first:last].clone(), nothing, nothing, 0.3)
+        return backend.cross_attend(call, cache, metadata)
+
+    whole = attended(0, length)
+    assert torch.equal(whole, torch.cat([attended(i, min(i + 7, length)) for i in range(0, length, 7)]))
+    assert torch.equal(whole, torch.cat([attended(i, i + 1) for i in range(length)]))

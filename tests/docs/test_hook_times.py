@@ -7,7 +7,7 @@ more generated tokens, a hook that is called per step is called more often.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from corellm_blip2.instruct.tiny import make_tiny_checkpoint as make_instruct
 from corellm_florence2.tiny import make_tiny_checkpoint as make_florence2
 from corellm_gemma3.tiny import make_tiny_checkpoint as make_gemma3
 from corellm_llava.tiny import make_tiny_checkpoint as make_llava
+from corellm_mllama.tiny import make_tiny_checkpoint as make_mllama
 from corellm_qwen_vl.tiny import make_tiny_checkpoint as make_qwen
 from tests.docs.hook_sections import read_order, read_sections
 from tests.fixtures import random_image
@@ -114,18 +115,18 @@ def observe(watch: Watch, path: Path) -> Observed:
     return Observed(seen, list(at_load), list(one))
 
 
-def observe_encoder_decoder(watch: Watch, path: Path) -> Observed:
-    """Return when the hooks that only encoder-decoders have were called."""
+def observe_states(watch: Watch, path: Path, text: str, names: Sequence[str]) -> Observed:
+    """Return when hooks were called that only models have whose decoder attends to states."""
     with LLM(str(path), dtype="float32") as llm:
 
         def ask(seed: int, tokens: int) -> Counter[str]:
-            prompt = {"prompt": "?", "multi_modal_data": {"image": random_image(40, 30, seed)}}
+            prompt = {"prompt": text, "multi_modal_data": {"image": random_image(40, 30, seed)}}
             params = SamplingParams(temperature=0, max_tokens=tokens, min_tokens=tokens)
             return watch.during(lambda: llm.generate(prompt, params, use_tqdm=False))
 
         one, longer = ask(1, 1), ask(2, 5)
     seen: dict[str, set[str]] = {name: set() for name in CONTRACT.hooks}
-    for name in ("get_decoder_prompt", "get_encoder_states"):
+    for name in names:
         seen[name].add("per request" if one[name] == longer[name] == 1 else f"{one[name]} and {longer[name]} times")
     return Observed(seen, [], [])
 
@@ -173,10 +174,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Observed]:
 
 
 @pytest.fixture(scope="module")
-def encoder_decoder(tmp_path_factory: pytest.TempPathFactory) -> Observed:
-    """Florence-2."""
+def with_states(tmp_path_factory: pytest.TempPathFactory) -> list[Observed]:
+    """Florence-2, and Mllama."""
+    kinds = (
+        (make_florence2, "?", ("get_decoder_prompt", "get_encoder_states")),
+        (make_mllama, "<|image|>?", ("get_visible_states", "get_encoder_states")),
+    )
     with watching() as watch:
-        return observe_encoder_decoder(watch, make_florence2(tmp_path_factory.mktemp("tiny")))
+        return [observe_states(watch, make(tmp_path_factory.mktemp("tiny")), *told) for make, *told in kinds]
 
 
 @pytest.fixture(scope="module")
@@ -187,9 +192,9 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Observed:
 
 
 @pytest.mark.parametrize("name", sorted(CONTRACT.hooks))
-def test_when_it_is_called(name: str, models: list[Observed], encoder_decoder: Observed, reader: Observed) -> None:
+def test_when_it_is_called(name: str, models: list[Observed], with_states: list[Observed], reader: Observed) -> None:
     """As its section says."""
-    observed = [*models, encoder_decoder, reader]
+    observed = [*models, *with_states, reader]
     told, seen = set(SECTIONS[name].called), set().union(*(model.when[name] for model in observed))
     if name in FOR_THE_DUMMIES:
         told.add("at load")

@@ -99,13 +99,14 @@ class Worker:
             for block in chunk.block_table[chunk.start // BLOCK : -(-(chunk.start + chunk.num_tokens) // BLOCK)]:
                 self.written.pop(block, None)  # the decoder's own
         for chunk in batch.chunks:
-            (states,) = chunk.notes
-            table, digest = states.block_table, self.digests[chunk.request_id]
-            assert len(table) == -(-states.num_states // BLOCK)
-            if states.encodes:
-                self.encoded.append(chunk.request_id)
-                self.written |= {block: (digest, index) for index, block in enumerate(table)}
-            assert [self.written.get(block) for block in table] == [(digest, index) for index in range(len(table))]
+            assert len(chunk.notes) == (chunk.request_id in self.digests)
+            for states in chunk.notes:
+                table, digest = states.block_table, self.digests[chunk.request_id]
+                assert len(table) == -(-states.num_states // BLOCK)
+                if states.encodes:
+                    self.encoded.append(chunk.request_id)
+                    self.written |= {block: (digest, index) for index, block in enumerate(table)}
+                assert [self.written.get(block) for block in table] == [(digest, index) for index in range(len(table))]
         scheduler.update(batch, StepResult(sampled={c.request_id: [7] for c in batch.chunks if c.samples}))
         scheduler.blocks.check_integrity()
         scheduler.encoder_cache.check_integrity()

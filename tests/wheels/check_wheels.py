@@ -94,6 +94,7 @@ PLUGINS = {
     ],
     "corellm-florence2": [Model("Florence2ForConditionalGeneration", "corellm_florence2", "image.png")],
     "corellm-deepseek-vl2": [Model("deepseek_vl_v2", "corellm_deepseek_vl2", "image.png")],
+    "corellm-mllama": [Model("MllamaForConditionalGeneration", "corellm_mllama", "image.png")],
     "corellm-molmo": [Model("MolmoForCausalLM", "corellm_molmo", "image.png")],
     "corellm-paligemma": [Model("PaliGemmaForConditionalGeneration", "corellm_paligemma", "image.png")],
     "corellm-chameleon": [Model("ChameleonForConditionalGeneration", "corellm_chameleon", "image.png")],

@@ -72,11 +72,15 @@ class CrossAttentionMetadata:
     query_start_loc: Tensor
     """`[num_seqs + 1]` int32, as in `AttentionMetadata`."""
     num_states: list[int]
-    """States per sequence; each query of the sequence sees all of them."""
+    """States per sequence; each query of the sequence sees all of them, unless `state_ranges` says otherwise. A
+    sequence may have none: its queries get zeros."""
     num_states_tensor: Tensor
     """`[num_seqs]` int64: the same on the device."""
     block_tables: Tensor
     """`[num_seqs, max_blocks]` int64: blocks of the states; rows padded with the null block 0."""
+    state_ranges: Tensor | None = None
+    """`[2, num_tokens]` int32: each query sees its sequence's states from the first number up to the second, at least
+    one where the sequence has any. None where all queries see all states."""
 
 
 @dataclass(frozen=True)

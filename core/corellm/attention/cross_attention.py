@@ -1,7 +1,7 @@
 """Attention of a decoder to its encoder's states, whose keys and values lie in the paged cache: cross attention.
 
-Every query of a sequence sees all states of that sequence's encoder. A layer's states are written once, into blocks of
-their own in the layer's cache, and only read after that. Knows neither models nor requests.
+Every query of a sequence sees all states of that sequence's encoder, or a range of them. A layer's states are written
+once, into blocks of their own in the layer's cache, and only read after that. Knows neither models nor requests.
 """
 
 from __future__ import annotations
@@ -49,6 +49,10 @@ def cross_attend(call: AttentionCall, cache: LayerCache, metadata: CrossAttentio
     output = call.query.new_empty(*call.query.shape[:2], cache.value.shape[3])
     start = 0
     for i, (query_len, num_states) in enumerate(zip(metadata.query_lens, metadata.num_states, strict=True)):
+        if not num_states:
+            output[start : start + query_len] = 0
+            start += query_len
+            continue
         blocks = metadata.block_tables[i, : -(-num_states // cache.block_size)]
         # keys, values: [num_heads, num_states, head_size]
         keys, values = (
@@ -56,12 +60,23 @@ def cross_attend(call: AttentionCall, cache: LayerCache, metadata: CrossAttentio
             for tensor in (cache.key, cache.value)
         )
         queries = call.query[start : start + query_len].transpose(0, 1)
-        attended = attend(queries[None], keys[None], values[None], None, call)
+        mask = _range_mask(metadata, slice(start, start + query_len), num_states)
+        attended = attend(queries[None], keys[None], values[None], mask, call)
         output[start : start + query_len] = attended[0].transpose(0, 1)
         start += query_len
     return output
 
 
+def _range_mask(metadata: CrossAttentionMetadata, queries: slice, num_states: int) -> Tensor | None:
+    """Return which states each of a sequence's queries sees, `[num_queries, num_states]` bool; None for all."""
+    if metadata.state_ranges is None:
+        return None
+    first, end = metadata.state_ranges[:, queries, None]
+    states = torch.arange(num_states, device=first.device)
+    mask: Tensor = (states >= first) & (states < end)
+    return mask
+
+
 def stand_in(device: torch.device) -> Tensor:
-    """Return a tensor that stands for cached keys and values: nothing reads it."""
-    return torch.empty(1, 1, 0, 1, device=device)
+    """Return a tensor that stands for cached keys and values: nothing reads it, but some ask whether it is empty."""
+    return torch.zeros(1, 1, 1, 1, device=device)

@@ -37,7 +37,7 @@ from corellm.multimodal.chat.continuing import is_begun, num_appended
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.item_limits import check_counts
 from corellm.multimodal.processor import MultiModalProcessor
-from corellm.plugin.hook_callers import HookCallers
+from corellm.plugin.hook_callers import HookCallers, adapter_implements
 from corellm.prompts import is_token_ids, is_unicode, plain_token_ids
 from corellm.sampling.constraint import NO_CONSTRAINTS, ConstraintKinds
 from corellm.sampling_params import SamplingParams, shown
@@ -232,6 +232,12 @@ class InputProcessor:
         if decoder is not None:
             num_states = len(token_ids) if decoder.num_states is None else decoder.num_states
             return EncoderPrompt.of(token_ids, num_states, processed.features, processed.cache_salt)
+        if processed.features and adapter_implements(self._hooks.get_visible_states):
+            from corellm.frontend.visible_states import visible_states_of
+            from corellm.scheduling.item_states import ItemStates
+
+            visible = visible_states_of(self._hooks, token_ids, processed.features)
+            return ItemStates.of_items(processed.features, visible, processed.cache_salt)
         spans = spans_of(self._hooks, token_ids, processed.features)
         return Spans(spans) if spans else PLAIN
 

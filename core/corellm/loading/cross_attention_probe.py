@@ -1,11 +1,14 @@
-"""What the decoder of an encoder-decoder asks of attention, found at load: `decoder_probe` for such decoders.
+"""What a decoder that attends to states asks of attention, found at load: `decoder_probe` for such decoders.
 
-Each layer must attend to its own tokens and once to the encoder's states, with keys and values of one shape, through
-the cache that the engine gives it; and each token must have the position that the engine says.
+Each layer of an encoder-decoder must attend to its own tokens and once to the encoder's states, with keys and values of
+one shape, through the cache that the engine gives it; layers of a decoder that attends to items' states may do either.
+And each token must have the position that the engine says.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -58,8 +61,17 @@ class CrossAttentionProbe(_Probe):
         states = embeds.new_zeros(num_states, embeds.shape[1])
         positions = torch.tensor([at], device=self._device)
         cache = CrossAttentionCache(positions, self._stand_in, self._write if num_states else None)
-        more = decoder_arguments(language_model, positions, states, cache)
+        more = {**decoder_arguments(language_model, positions, states, cache), **self._further_arguments}
         hidden: Tensor = language_model(inputs_embeds=embeds[None], position_ids=positions, paged=self, **more)[0]
+        self._check_layers()
+        return [*self._rows, hidden]
+
+    @property
+    def _further_arguments(self) -> Mapping[str, Any]:
+        return {}
+
+    def _check_layers(self) -> None:
+        """Refuse layers whose states would not lie in the cache."""
         if self._attended != self.layers.keys():
             self.refuse("has layers that do not attend to its encoder's states through the engine's cache")
         if self._written != self.layers:
@@ -67,11 +79,10 @@ class CrossAttentionProbe(_Probe):
                 "attends to its encoder's states with keys and values of another shape than to its own tokens; corellm "
                 "keeps both in one cache by layer"
             )
-        return [*self._rows, hidden]
 
     def _write(self, layer: int, key: Tensor, value: Tensor) -> None:
         self._written[layer] = LayerLayout(key.shape[1], key.shape[2], value.shape[2])
-        self._stand_in.resize_(1, 1, 0, value.shape[2])  # what attends to it takes its output's width from it
+        self._stand_in.resize_(1, 1, 1, value.shape[2])  # what attends to it takes its output's width from it
 
     def note(self, layer: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> None:
         """Note the shape of a layer's keys and values, or that it attends to states."""
@@ -107,3 +118,29 @@ class CrossAttentionProbe(_Probe):
             return False
         zero, queries, keys = (torch.arange(n, device=self._device) for n in (1, 2, _NUM_STATES))
         return bool(torch.as_tensor(mask.sees(zero[0], zero[0], queries[:, None], keys[None])).all())
+
+
+class ItemStatesProbe(CrossAttentionProbe):
+    """Gets what layers pass that attend to their own tokens or, as others do, to states of items."""
+
+    @property
+    def _further_arguments(self) -> Mapping[str, Any]:
+        return {"sees_states": torch.ones(2, dtype=torch.bool, device=self._device)}
+
+    def _check_layers(self) -> None:
+        """Note layers that attend to states alone; refuse where none does, or through no cache.
+
+        No block has both states and tokens: such a layer's keys and values lie in the memory of another layer's.
+        """
+        if not self._attended or self._written.keys() != self._attended:
+            self.refuse("does not attend to its items' states through the engine's cache")
+        if any(self._written[index] != self.layers[index] for index in self._attended & self.layers.keys()):
+            self.refuse("has layers whose keys and values of states have another shape than those of its own tokens")
+        free = [index for index in self.layers if index not in self._attended]
+        for index in sorted(self._attended - self.layers.keys()):
+            layout = self._written[index]
+            lender = next((other for other in free if self.layers[other] == layout), None)
+            self.layers[index] = replace(layout, shares=lender)
+            if lender is not None:
+                free.remove(lender)
+        self.layers = dict(sorted(self.layers.items()))

@@ -61,6 +61,10 @@ def _make_parts(
         from corellm.worker.parts.encoder_states import EncoderStates
 
         parts.append(EncoderStates(runner, weights.language_model, weights.max_states))
+    elif weights.sees_states:
+        from corellm.worker.parts.item_states import ItemStates
+
+        parts.append(ItemStates(runner, weights.language_model))
     if recurrent is not None:
         parts.append(recurrent)
     parts += weights.offered
@@ -80,7 +84,7 @@ def _make_users(config: EngineConfig, weights: ModelParts, sizes: Sizes, pool: B
 
         assert window is not None
         users.append(WindowBlocks(sizes.num_blocks, sizes.num_places, block_size, window))
-    if weights.max_states is not None:
+    if weights.max_states is not None or weights.sees_states:
         from corellm.scheduling.encoder_prompt import StateBlocks
 
         users.append(StateBlocks(pool, block_size, enable_caching=config.cache.enable_prefix_caching))
@@ -93,7 +97,7 @@ def cache_bytes(
     """Return the bytes of the KV cache by its number of blocks; `more_tokens` may be added to a step's budget."""
     block_size, windowed = config.cache.block_size, window_layers(weights.layout)
     window = largest_window(weights.layout)
-    if window is None or weights.max_states is not None or not weights.windows_cut_spans:
+    if window is None or weights.max_states is not None or weights.sees_states or not weights.windows_cut_spans:
         # encoders' states lie in the same blocks, and are seen whole, as spans are; a decoder that never attends has
         # blocks without keys and values: sequences are counted in them
         return CacheBytes(max(1, block_bytes(weights.layout, block_size, kv_dtype)))

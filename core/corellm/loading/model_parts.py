@@ -16,7 +16,7 @@ from torch import nn
 from corellm.attention.backend import AttentionBackend
 from corellm.attention.paged import ATTENTION_NAME, register_attention
 from corellm.config import EngineConfig
-from corellm.errors import ConfigError
+from corellm.errors import ConfigError, ContractError
 from corellm.hookspecs import LoadConfig, ModelContext
 from corellm.loading.decoder_probe import SpanMasks, causal_layers, probe_decoder, probe_spans
 from corellm.loading.mapped_weights import release_mapped_weights
@@ -60,6 +60,8 @@ class ModelParts:
     """Makes the worker of a model without logits; None where tokens are sampled."""
     max_states: int | None = None
     """Most states of an encoder-decoder's encoder; None for a model that is only a decoder."""
+    sees_states: bool = False
+    """Whether the decoder attends to states of items, beside its own tokens."""
     mixers: dict[str, tuple[nn.Module, int]] = field(default_factory=dict)
     """The decoder's modules that keep a state, and the width of their input, by name."""
     offered: Sequence[StepPart] = ()
@@ -99,6 +101,7 @@ def load_weights(
     token = torch.zeros(1, dtype=torch.long, device=context.device)
     width = hooks.get_input_embeddings(model=model, input_ids=token).shape[-1]
     max_states, mixers = hooks.get_max_encoder_states(), find_mixers(language_model)
+    sees_states = adapter_implements(hooks.get_visible_states)
     with noting_widths(mixers) as widths:
         layout, hidden = probe_decoder(
             language_model,
@@ -109,7 +112,7 @@ def load_weights(
             softcaps=backend.softcaps,
             sinks=backend.sinks,
             stateful={index for mixer in mixers.values() if isinstance(index := mixer.layer_idx, int)},
-            **_encoder_decoder_probe(config, use, max_states),
+            **_cross_attention_probe(config, use, max_states, sees_states=sees_states),
         )
     hidden_size = hidden.shape[-1]
     names_spans = adapter_implements(hooks.get_bidirectional_spans)
@@ -133,29 +136,39 @@ def load_weights(
     found = {name: (module, widths[name]) for name, module in mixers.items()}
     sizes = (hidden_size, vocab_size, embedding_size)
     return ModelParts(
-        model, language_model, layout, *sizes, names_spans, causal, spans.cut, make_runner, max_states, found,
-        parts, linears.layers,
+        model, language_model, layout, *sizes, names_spans, causal, spans.cut, make_runner, max_states, sees_states,
+        found, parts, linears.layers,
     )  # fmt: skip
 
 
-def _encoder_decoder_probe(config: EngineConfig, use: ModelUse, max_states: int | None) -> dict[str, Any]:
-    """Return how an encoder-decoder's decoder is probed, as arguments of `probe_decoder`.
+def _cross_attention_probe(
+    config: EngineConfig, use: ModelUse, max_states: int | None, *, sees_states: bool
+) -> dict[str, Any]:
+    """Return how a decoder that attends to states is probed, as arguments of `probe_decoder`; nothing for others.
 
     Raises:
         ConfigError: it cannot be run as configured.
+        ContractError: the adapter says of both kinds that it is one.
     """
-    if max_states is None:
+    if max_states is None and not sees_states:
         return {}
+    kind, states = "is an encoder-decoder", "an encoder-decoder's encoder"
+    if max_states is not None and sees_states:
+        raise ContractError(
+            "get_max_encoder_states makes this model an encoder-decoder, get_visible_states a decoder that attends to "
+            "items beside its prompt; implement one of them"
+        )
+    if sees_states:
+        kind, states = "attends to states of its items", "items"
     if not use.runs_encoder_decoders:
-        raise ConfigError("this model is an encoder-decoder, which corellm runs to generate only; leave out runner")
+        raise ConfigError(f"this model {kind}, which corellm runs to generate only; leave out runner")
     if config.cache.kv_cache_dtype != "auto":
         raise ConfigError(
-            f"kv_cache_dtype={config.cache.kv_cache_dtype!r}: the states of an encoder-decoder's encoder are not "
-            f"quantized; leave it out"
+            f"kv_cache_dtype={config.cache.kv_cache_dtype!r}: the states of {states} are not quantized; leave it out"
         )
-    from corellm.loading.cross_attention_probe import CrossAttentionProbe
+    from corellm.loading.cross_attention_probe import CrossAttentionProbe, ItemStatesProbe
 
-    return {"probe_class": CrossAttentionProbe}
+    return {"probe_class": ItemStatesProbe if sees_states else CrossAttentionProbe}
 
 
 def replace_layers(

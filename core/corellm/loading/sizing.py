@@ -61,7 +61,7 @@ def plan_sizes(
 ) -> Sizes:
     """Return the sizes: as many blocks as fit and can be used, and what follows from their number.
 
-    A sequence of an encoder-decoder has blocks for up to `max_states` states besides.
+    A sequence that attends to states has blocks for up to `max_states` of them besides.
 
     Raises:
         ConfigError: the configured sizes do not fit; says what to change.

@@ -27,6 +27,8 @@ class PlaceholderRange:
     length: int
     is_embed: tuple[bool, ...] | None = None
     """Which of the `length` tokens take an embedding; None for all of them."""
+    num_states: int | None = None
+    """Embeddings that no token takes: states, to which the decoder attends; None where tokens take embeddings."""
 
     @property
     def end(self) -> int:
@@ -36,6 +38,8 @@ class PlaceholderRange:
     @cached_property
     def num_embeds(self) -> int:
         """How many embeddings the placeholder takes."""
+        if self.num_states is not None:
+            return self.num_states
         return self.length if self.is_embed is None else sum(self.is_embed)
 
     @cached_property
@@ -45,6 +49,8 @@ class PlaceholderRange:
 
     def embeds_before(self, position: int) -> int:
         """How many embeddings lie before the prompt position `position` (clamped to the placeholder)."""
+        if self.num_states is not None:
+            return self.num_states if position > self.offset else 0
         within = min(max(position - self.offset, 0), self.length)
         return within if self.is_embed is None else self._embeds_before[within]
 

@@ -32,6 +32,7 @@ KNOWN_FAMILIES = {
     "Blip2ForConditionalGeneration": "corellm-blip2",
     "InstructBlipForConditionalGeneration": "corellm-blip2",
     "Florence2ForConditionalGeneration": "corellm-florence2",
+    "MllamaForConditionalGeneration": "corellm-mllama",
     "DeepseekVLV2ForCausalLM": "corellm-deepseek-vl2",
     "deepseek_vl_v2": "corellm-deepseek-vl2",
     "MolmoForCausalLM": "corellm-molmo",

@@ -29,6 +29,7 @@ class HookCallers:
     get_prompt_updates = staticmethod(hookspecs.get_prompt_updates)
     apply_hf_processor_tokens_only = staticmethod(hookspecs.apply_hf_processor_tokens_only)
     get_bidirectional_spans = staticmethod(hookspecs.get_bidirectional_spans)
+    get_visible_states = staticmethod(hookspecs.get_visible_states)
     get_max_encoder_states = staticmethod(hookspecs.get_max_encoder_states)
     get_decoder_prompt = staticmethod(hookspecs.get_decoder_prompt)
     get_placeholder_str = staticmethod(hookspecs.get_placeholder_str)

@@ -48,14 +48,10 @@ class EncoderPrompt(RequestPart):
         cls, token_ids: Sequence[int], num_states: int, features: Sequence[MultiModalFeature], cache_salt: str | None
     ) -> Self:
         """Return the prompt of these tokens and items."""
-        parts = [array("q", token_ids).tobytes(), b"" if cache_salt is None else b"salt" + cache_salt.encode()]
+        parts = [array("q", token_ids).tobytes()]
         for feature in features:
             parts += [feature.identifier.encode(), feature.placeholder.offset.to_bytes(8, "little")]
-        digest = sha256(num_states.to_bytes(8, "little"))
-        for part in parts:  # framed by their lengths, as in `block_hash`
-            digest.update(len(part).to_bytes(8, "little"))
-            digest.update(part)
-        return cls(token_ids, num_states, digest.digest())
+        return cls(token_ids, num_states, digest_of(num_states, cache_salt, parts))
 
     @property
     def num_positions(self) -> int:
@@ -139,8 +135,17 @@ class EncoderPrompt(RequestPart):
         self.is_encoded = False
 
 
+def digest_of(num_states: int, cache_salt: str | None, parts: Iterable[bytes]) -> bytes:
+    """Return the hash of states and of what else they depend on."""
+    digest = sha256(num_states.to_bytes(8, "little"))
+    for part in (b"" if cache_salt is None else b"salt" + cache_salt.encode(), *parts):
+        digest.update(len(part).to_bytes(8, "little"))  # framed, as in `block_hash`
+        digest.update(part)
+    return digest.digest()
+
+
 class StateBlocks(BlockUser):
-    """The blocks of all requests' states.
+    """The blocks of all requests' states; requests without an `EncoderPrompt` have none.
 
     Args:
         pool: to take blocks from, the block manager's.
@@ -156,21 +161,24 @@ class StateBlocks(BlockUser):
 
     def look_up(self, request: Request) -> None:
         """Note whether the states of an equal prompt are cached, which need not be made again."""
-        _prompt(request).is_encoded = bool(self._cached(request))
+        if (prompt := _prompt(request)) is not None:
+            prompt.is_encoded = bool(self._cached(prompt))
 
     def are_coming(self, request: Request, hashes: Container[bytes]) -> bool:
         """Whether equal states are not cached yet, and are about to be made."""
-        if not self._enable_caching:
+        prompt = _prompt(request)
+        if prompt is None or not self._enable_caching:
             return False
-        first = self._hashes(request)[0]
+        first = self._hashes(prompt)[0]
         return first in hashes and self._pool.find(first) is None
 
     def wanted(self, request: Request) -> Wanted:
         """Return the blocks of a request's states, unless it has them."""
-        if request.request_id in self._tables:
+        prompt = _prompt(request)
+        if prompt is None or request.request_id in self._tables:
             return Wanted()
-        cached = self._cached(request)
-        return Wanted(cached, 0 if cached else _prompt(request).num_blocks(self._block_size))
+        cached = self._cached(prompt)
+        return Wanted(cached, 0 if cached else prompt.num_blocks(self._block_size))
 
     def hold(self, request: Request, wanted: Wanted) -> None:
         """Give a request its blocks: those that are cached, or blank ones."""
@@ -179,17 +187,17 @@ class StateBlocks(BlockUser):
 
     def notes(self, request: Request) -> Iterable[StateSlots]:
         """Yield where the states are, and whether the encoder runs in this step."""
-        prompt = _prompt(request)
-        yield StateSlots(self._tables[request.request_id], prompt.num_states, encodes=not prompt.is_encoded)
+        if (prompt := _prompt(request)) is not None:
+            yield StateSlots(self._tables[request.request_id], prompt.num_states, encodes=not prompt.is_encoded)
 
     def computed(self, request: Request) -> None:
         """Offer a request's states for reuse, once they are written."""
         prompt = _prompt(request)
-        if prompt.is_encoded:
+        if prompt is None or prompt.is_encoded:
             return
         prompt.is_encoded = True
         if self._enable_caching:
-            for block, key in zip(self._tables[request.request_id], self._hashes(request), strict=True):
+            for block, key in zip(self._tables[request.request_id], self._hashes(prompt), strict=True):
                 self._pool.register(block, key)
 
     def held(self, request: Request) -> Sequence[int]:
@@ -209,21 +217,19 @@ class StateBlocks(BlockUser):
         """Yield the blocks of all states."""
         return (block for table in self._tables.values() for block in table)
 
-    def _cached(self, request: Request) -> list[int]:
+    def _cached(self, prompt: EncoderPrompt) -> list[int]:
         """The blocks of an equal prompt's states if all are cached, else none; to be shared before anything happens."""
         if not self._enable_caching:
             return []
-        found = [self._pool.find(key) for key in self._hashes(request)]
+        found = [self._pool.find(key) for key in self._hashes(prompt)]
         return [] if None in found else [block for block in found if block is not None]
 
-    def _hashes(self, request: Request) -> Sequence[bytes]:
-        prompt = _prompt(request)
+    def _hashes(self, prompt: EncoderPrompt) -> Sequence[bytes]:
         if not prompt.hashes:
             count = prompt.num_blocks(self._block_size)
             prompt.hashes = [hash_block(prompt.digest, [index], [b"states"]) for index in range(count)]
         return prompt.hashes
 
 
-def _prompt(request: Request) -> EncoderPrompt:
-    assert isinstance(request.part, EncoderPrompt)
-    return request.part
+def _prompt(request: Request) -> EncoderPrompt | None:
+    return request.part if isinstance(request.part, EncoderPrompt) else None

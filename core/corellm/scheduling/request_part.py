@@ -28,7 +28,7 @@ class RequestPart:
     """Makes nothing of a request; the base of parts. Methods are in the order in which a request runs."""
 
     items_in_prompt: ClassVar[bool] = True
-    """Whether the request's items lie among its own tokens."""
+    """Whether the request's own tokens take the embeddings of its items."""
 
     def fresh(self) -> Self:
         """Return the part of another request with the same prompt."""

@@ -31,7 +31,7 @@ class LayerLayout:
     key_size: int
     value_size: int
     shares: int | None = None
-    """The layer whose keys and values it attends to, instead of ones of its own."""
+    """The layer in whose cache its keys and values lie: those of that layer, or of blocks that are not that layer's."""
     window: int | None = None
     """Most tokens that a token sees, itself included; None for all."""
 

@@ -23,7 +23,7 @@ from tests.examples.installing import installed, pretend
 
 TEMPLATE = Path(__file__).resolve().parents[3] / "examples" / "plugin-template"
 FAMILIES = {
-    **dict.fromkeys(("llava", "fuyu", "blip2", "internvl", "gemma3", "chameleon", "florence2"), "image"),
+    **dict.fromkeys(("llava", "fuyu", "blip2", "internvl", "gemma3", "chameleon", "florence2", "mllama"), "image"),
     "qwen_vl": "video",
     "qwen_audio": "audio",
 }

@@ -1,4 +1,4 @@
-"""Attention to encoders' states in the paged cache: nothing is written, and every query sees all states."""
+"""Attention to encoders' states in the paged cache: nothing is written, and every query sees all states, or a range."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from torch import Tensor
 from corellm.attention.backend import AttentionCall, CrossAttentionMetadata, LayerCache
 from corellm.errors import ContractError
 from corellm_kernels.cpu.contexts import context_arguments
-from corellm_kernels.cpu.library import empty, launch
+from corellm_kernels.cpu.library import empty, launch, pointer
+
+_CUTS_ALL = -(1 << 32)
+"""A window that is cut before it begins, wherever the query is: what is before `span_starts` is not seen."""
 
 
 def cross_attend(call: AttentionCall, cache: LayerCache, metadata: CrossAttentionMetadata) -> Tensor:
@@ -20,5 +23,9 @@ def cross_attend(call: AttentionCall, cache: LayerCache, metadata: CrossAttentio
     given = context_arguments(
         query, cache.key, cache.value, tables, lens, starts, out, scale=call.scale, softcap=call.softcap
     )
-    launch("attention", (query.dtype,), given, query, cache.key, cache.value, tables, lens, starts, out)
+    ranges = metadata.state_ranges
+    if ranges is not None:
+        ranges = ranges.contiguous()
+        given.window, given.span_starts, given.visible = _CUTS_ALL, pointer(ranges[0]), pointer(ranges[1])
+    launch("attention", (query.dtype,), given, query, cache.key, cache.value, tables, lens, starts, ranges, out)
     return out

@@ -218,7 +218,7 @@ def _assemble(
         token_ids += given[position : edit.start]
         content = update.content
         placeholders[update.modality, update.item] = PlaceholderRange(
-            len(token_ids), len(content.token_ids), content.is_embed
+            len(token_ids), len(content.token_ids), content.is_embed, content.num_states
         )
         token_ids += content.token_ids
         position = edit.end

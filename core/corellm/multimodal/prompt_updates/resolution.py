@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import compress
 from typing import Any, Literal
@@ -59,6 +59,8 @@ class Content:
     embed_chars: frozenset[str]
     """The distinct tokens that take an embedding."""
     num_embeds: int
+    num_states: int | None = None
+    """`num_embeds` where embeddings are states; None where tokens take them."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,10 @@ class PromptResolver:
     def _make_content(self, declared: Any, where: str) -> Content:
         details = declared if isinstance(declared, PromptUpdateDetails) else None
         chars = self._chars(details.full if details else declared, where, "the content")
-        return _content_of(chars, self._mask(details, chars, where) if details else None)
+        content = _content_of(chars, self._mask(details, chars, where) if details else None)
+        if details is None or details.num_states is None:
+            return content
+        return replace(content, num_embeds=details.num_states, num_states=details.num_states)
 
     def _mask(self, details: PromptUpdateDetails, chars: str, where: str) -> tuple[bool, ...]:
         if details.is_embed is not None:

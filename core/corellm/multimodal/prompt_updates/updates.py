@@ -59,8 +59,13 @@ class PromptUpdateDetails:
     way to make one. Example, an image between two tokens that take no embedding:
     `PromptUpdateDetails.select_token_id([start, *[pad] * 64, end], embed_token_id=pad)`.
 
+    Or no token takes one: a decoder may attend to an item's embeddings instead, as states (`get_visible_states`).
+    Example, an image of 1601 states, which stands in the prompt as one token: `PromptUpdateDetails([image],
+    num_states=1601)`.
+
     Raises:
-        ContractError: `is_embed` is not a flag per token, or several ways are given.
+        ContractError: `is_embed` is not a flag per token, several ways are given, or `num_states` is no number of
+            states.
     """
 
     full: PromptSeq
@@ -70,6 +75,8 @@ class PromptUpdateDetails:
     """Tokens with these ids."""
     embed_text: str | None = None
     """The tokens of this text, wherever they stand in `full` in this order."""
+    num_states: int | None = None
+    """How many embeddings the item has, where they are states."""
 
     def __post_init__(self) -> None:
         if sum(way is not None for way in (self.is_embed, self.embed_token_ids, self.embed_text)) > 1:
@@ -77,6 +84,8 @@ class PromptUpdateDetails:
                 "PromptUpdateDetails: give one of is_embed, embed_token_ids and embed_text, or none if every token "
                 "takes an embedding"
             )
+        if self.num_states is not None and not (isinstance(self.num_states, int) and self.num_states > 0):
+            raise ContractError(f"PromptUpdateDetails: num_states must be one or more, got {self.num_states!r}")
         # Plain tuples: picklable, hashable, and not shared with the caller.
         if not isinstance(self.full, str):
             object.__setattr__(self, "full", tuple(self.full))

@@ -104,7 +104,7 @@ def decoder_arguments(
     """Return what an encoder-decoder's decoder gets beside embeddings and positions.
 
     Args:
-        language_model: the decoder.
+        language_model: the decoder, whose class says how it takes a cache.
         positions: `[1, num_tokens]`.
         states: `[num_new_states, hidden_size]`, of all new prompts one after another; may be empty.
         cache: of this step.

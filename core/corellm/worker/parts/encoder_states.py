@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from corellm.attention.backend import CrossAttentionMetadata
 from corellm.attention.cross_attention import CrossAttention, stand_in
 from corellm.errors import ContractError
+from corellm.multimodal.inputs import MultiModalFeature
 from corellm.scheduling.batch import SequenceChunk
 from corellm.scheduling.state_slots import StateSlots
 from corellm.system.transfers import upload
@@ -26,9 +27,6 @@ from corellm.worker.model_runner import ModelRunner
 from corellm.worker.parts.cross_attention_cache import CrossAttentionCache, decoder_arguments
 from corellm.worker.parts.step_part import StepPart
 from corellm.worker.sequence_state import SequenceState
-
-_NULL = StateSlots([0], 1, encodes=False)
-"""Slots of a dummy sequence: one state in the null block."""
 
 
 class EncoderStates(StepPart):
@@ -41,6 +39,8 @@ class EncoderStates(StepPart):
     """
 
     uncapturable = "the model is an encoder-decoder"
+    _slots_of_others = StateSlots([0], 1, encodes=False)
+    """Slots of a dummy sequence: one state in the null block."""
 
     def __init__(self, runner: ModelRunner, language_model: nn.Module, max_states: int) -> None:
         runner.merges_items = False
@@ -52,13 +52,13 @@ class EncoderStates(StepPart):
         self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]
     ) -> Iterator[Mapping[str, Any]]:
         """Encode new prompts; yield what the decoder needs of states."""
-        runner, slots = self._runner, [_slots_of(chunk) for chunk in chunks]
+        runner, slots = self._runner, [self._slots_of(chunk) for chunk in chunks]
         together = zip(chunks, states, slots, strict=True)
         new = [self._encode(chunk, state, at) for chunk, state, at in together if at.encodes]
+        metadata = self._metadata(batch, slots)
         self._attention = attention = CrossAttention(
-            runner.backend, runner.kv_cache.layers, self._metadata(batch, slots), self._new_slots(slots),
-            stand_in(runner.device),
-        )  # fmt: skip
+            runner.backend, runner.kv_cache.layers, metadata, self._new_slots(slots), stand_in(runner.device)
+        )
         encoded = torch.cat(new) if new else runner.embed_text(batch.input_ids[:1])[:0]
         cache = CrossAttentionCache(batch.positions, attention.keys, attention.write if new else None)
         try:
@@ -73,7 +73,7 @@ class EncoderStates(StepPart):
     def profile(self) -> None:
         """Run the encoder on a prompt with as many states as there can be."""
         ids = torch.zeros(self._max_states, dtype=torch.int64, device=self._runner.device)
-        self._states_of(self._runner.embed_text(ids), torch.zeros_like(ids, dtype=torch.bool))
+        self._states_of(self._runner.embed_text(ids), torch.zeros_like(ids, dtype=torch.bool), ())
 
     def _encode(self, chunk: SequenceChunk, state: SequenceState, at: StateSlots) -> Tensor:
         """Return the states of a chunk's prompt, `[num_states, hidden_size]`."""
@@ -87,7 +87,7 @@ class EncoderStates(StepPart):
                 f"encoder of an encoder-decoder does not get; return the embeddings alone"
             )
         mask, _ = select_embeddings([prompt], [state], self._runner.encoders.output)
-        made = self._states_of(embeds, upload(mask, self._runner.device))
+        made = self._states_of(embeds, upload(mask, self._runner.device), state.sequence.features)
         if made.dim() != 2 or len(made) != at.num_states:
             raise ContractError(
                 f"get_encoder_states returned {list(made.shape)} for a prompt of {len(token_ids)} tokens; it must "
@@ -95,9 +95,11 @@ class EncoderStates(StepPart):
             )
         return made
 
-    def _states_of(self, embeds: Tensor, is_multimodal: Tensor) -> Tensor:
+    def _states_of(self, embeds: Tensor, is_multimodal: Tensor, features: Sequence[MultiModalFeature]) -> Tensor:
         runner = self._runner
-        return runner.hooks.get_encoder_states(model=runner.model, inputs_embeds=embeds, is_multimodal=is_multimodal)
+        return runner.hooks.get_encoder_states(
+            model=runner.model, inputs_embeds=embeds, is_multimodal=is_multimodal, mm_features=features
+        )
 
     def _metadata(self, batch: FlatBatch, slots: Sequence[StateSlots]) -> CrossAttentionMetadata:
         counts = [at.num_states for at in slots]
@@ -122,6 +124,5 @@ class EncoderStates(StepPart):
                 parts.append(blocks[index // size] * size + index % size)
         return upload(np.concatenate(parts), self._runner.device) if parts else None
 
-
-def _slots_of(chunk: SequenceChunk) -> StateSlots:
-    return next((note for note in chunk.notes if isinstance(note, StateSlots)), _NULL)
+    def _slots_of(self, chunk: SequenceChunk) -> StateSlots:
+        return next((note for note in chunk.notes if isinstance(note, StateSlots)), self._slots_of_others)

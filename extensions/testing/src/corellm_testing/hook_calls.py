@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from corellm.errors import RequestError
@@ -124,6 +125,19 @@ def _model_calls(subject: Subject, processed: ProcessedPrompt) -> Iterator[HookC
     if features:
         yield "get_multimodal_embeddings", lambda: subject.embed(features)
         embeddings = torch.cat(subject.embed(features))
+    if features and features[0].placeholder.num_states is not None:
+
+        @torch.inference_mode()
+        def get_encoder_states() -> Any:
+            every = torch.ones(len(embeddings), dtype=torch.bool, device=embeddings.device)
+            return hooks.get_encoder_states(
+                model=model, inputs_embeds=embeddings.clone(), is_multimodal=every, mm_features=features
+            )
+
+        visible = partial(hooks.get_visible_states, token_ids=list(tokens), mm_features=features)
+        yield "get_visible_states", visible
+        yield "get_encoder_states", get_encoder_states
+    elif features:
 
         @torch.inference_mode()
         def merge_multimodal_embeddings() -> Any:

@@ -27,6 +27,7 @@ change it hook by hook, and the contract says what is still missing.
   gemma3       as llava; an image's tokens see each other
   chameleon    an image becomes tokens of the vocabulary, which the model must not write
   florence2    an encoder-decoder
+  mllama       a decoder that attends to images beside the prompt
 
 Any other installed plugin may be named, too; `corellm plugins` lists them."""
 

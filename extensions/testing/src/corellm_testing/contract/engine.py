@@ -34,7 +34,7 @@ class EngineRules(GreedyRules):
         outputs = self.check_outputs(
             subject,
             examination,
-            num_kv_blocks=-(-examination.longest // 8) + 2,
+            num_kv_blocks=-(-(examination.longest + examination.most_states) // 8) + 2,
             block_size=8,
             max_model_len=examination.longest,
             max_num_batched_tokens=64,
@@ -54,7 +54,7 @@ class EngineRules(GreedyRules):
             subject,
             examination,
             enable_chunked_prefill=False,
-            num_kv_blocks=-(-examination.longest // 32) + 2,
+            num_kv_blocks=-(-(examination.longest + examination.most_states) // 32) + 2,
             block_size=32,
             max_model_len=examination.longest,
             preemption_mode="swap",

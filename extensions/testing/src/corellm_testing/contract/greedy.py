@@ -53,6 +53,8 @@ class Examination:
 
     cases: Sequence[Case]
     expected: Sequence[Continuation]
+    most_states: int = 0
+    """Most states of a request's items, where the decoder attends to them."""
 
     @property
     def longest(self) -> int:
@@ -76,7 +78,8 @@ class GreedyRules(SameOutputRules):
             if _depends_on_whole_prompts(subject, cases[-1]):  # only equal ones share anything
                 cases += cases[-2:]
             generate = subject.reference.generate
-            return Examination(cases, [generate(case.text, case.media, {}, case.max_tokens) for case in cases])
+            expected = [generate(case.text, case.media, {}, case.max_tokens) for case in cases]
+            return Examination(cases, expected, max(_num_states(subject, case) for case in cases))
         except Exception as error:  # no rule runs in a fixture
             got = f"{type(error).__name__}: {error}"
             raise ContractBroken(
@@ -166,10 +169,17 @@ def _cases(subject: Subject) -> Iterator[Case]:
     """
     longer = list(_item_cases(subject) if subject.modalities else _text_cases())
     longest = max(len(subject.process(case.text, case.media).token_ids) + case.max_tokens for case in longer)
+    longest += max(_num_states(subject, case) for case in longer)
     share = 1 if subject.is_encoder_decoder else 3  # blocks of states do not grow: its decoder fills memory alone
     for i, question in enumerate(QUESTIONS):
         yield Case(question, {}, max(24, longest // share) + 3 * i)
     yield from longer
+
+
+def _num_states(subject: Subject, case: Case) -> int:
+    """Return how many states the decoder attends to beside a prompt's tokens."""
+    places = [feature.placeholder for feature in subject.process(case.text, case.media).features]
+    return sum(place.num_embeds for place in places if place.num_states is not None)
 
 
 def _text_cases() -> Iterator[Case]:

@@ -79,9 +79,10 @@ class PlaceholderRules(SameOutputRules):
         for modality in subject.modalities:
             media = {modality: [subject.item(modality, 0)]}
             with self.expecting("an item is processed"):
-                expanded = subject.process(
-                    subject.prompt([(modality, media[modality][0]), "What?"])[0], media
-                ).token_ids
+                processed = subject.process(subject.prompt([(modality, media[modality][0]), "What?"])[0], media)
+            expanded = processed.token_ids
+            if processed.features[0].placeholder.num_states is not None:  # in the prompt it may be what a user writes
+                continue
             prompt = {"prompt_token_ids": expanded, "multi_modal_data": media}
             with (
                 self._serves_on(subject),

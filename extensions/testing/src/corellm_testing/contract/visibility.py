@@ -74,6 +74,7 @@ class _Watched:
     """An attention backend that notes what each layer's tokens see, beside computing it."""
 
     backend: Any
+    layers: list[int] = field(default_factory=list)
     steps: list[Any] = field(default_factory=list)
     windows: list[int | None] = field(default_factory=list)
 
@@ -85,6 +86,23 @@ class _Watched:
         self.steps.append(metadata)
         self.windows.append(call.sliding_window)
         attended: Tensor = self.backend.forward(call, cache, metadata)
+        return attended
+
+
+@dataclass
+class _WatchedStep:
+    """A step that notes which layers attend to the prompt's tokens: others attend to states of items."""
+
+    step: Any
+    layers: list[int]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.step, name)
+
+    def attend(self, layer: int, call: AttentionCall) -> Tensor:
+        """See `PagedStep.attend`."""
+        self.layers.append(layer)
+        attended: Tensor = self.step.attend(layer, call)
         return attended
 
 
@@ -100,16 +118,18 @@ def engine_visibility(subject: Subject, processed: ProcessedPrompt) -> Mapping[i
     spans = spans_of(subject.hooks, processed.token_ids, processed.features)
     state = runner.new_state(NewSequence("", [0] * count, [], SamplingParams(), [], part={"spans": spans}))
     chunk = SequenceChunk("", 0, count, [0] * count, [0] * -(-count // runner.block_size), samples=False)
-    watched = _Watched(runner.backend)
+    watched, make_step = _Watched(runner.backend), runner._paged
     runner.backend = watched  # type: ignore[assignment]
+    runner._paged = lambda *given: _WatchedStep(make_step(*given), watched.layers)  # type: ignore[method-assign,assignment]
     try:
         with torch.inference_mode():
             runner.forward(upload_all(runner.lay_out([chunk], [state]), runner.device), [chunk], [state])
     finally:
         runner.backend = watched.backend
+        del runner._paged
     positions = torch.arange(count)
     seen: dict[int, Tensor] = {}
-    for layer, step, window in zip(runner.kv_cache.layers, watched.steps, watched.windows, strict=True):
+    for layer, step, window in zip(watched.layers, watched.steps, watched.windows, strict=True):
         seen[layer] = causal_mask(
             count,
             count,

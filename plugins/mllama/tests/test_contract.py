@@ -1,0 +1,3 @@
+"""Mllama keeps the contract."""
+
+from corellm_mllama.contract import TestMllama as TestMllama
