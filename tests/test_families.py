@@ -67,6 +67,7 @@ FAMILIES = {
     "qwen3_vl": Family("corellm_qwen_vl.tiny", {"architecture": "Qwen3VLForConditionalGeneration"}, ("image", "video")),
     "qwen_vl": Family("corellm_qwen_vl.original.tiny", {}, ("image",)),
     "qwen2_audio": Family("corellm_qwen_audio.tiny", {}, ("audio",)),
+    "voxtral": Family("corellm_voxtral.tiny", {}, ("audio",)),
 }
 WITH_VIDEO = [name for name, family in FAMILIES.items() if "video" in family.modalities]
 

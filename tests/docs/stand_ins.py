@@ -32,6 +32,7 @@ import corellm_qwen_audio.tiny
 import corellm_qwen_vl.original.tiny
 import corellm_qwen_vl.tiny
 import corellm_transformers.tiny
+import corellm_voxtral.tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -68,6 +69,7 @@ PUBLISHED: dict[str, Callable[[Path], object]] = {
     "google/paligemma2-3b-mix-224": partial(
         corellm_paligemma.tiny.make_tiny_checkpoint, decoder="gemma2", sliding_window=512
     ),
+    "mistralai/Voxtral-Mini-3B-2507": corellm_voxtral.tiny.make_tiny_checkpoint,
     "llava-hf/llava-1.5-7b-hf": corellm_llava.tiny.make_tiny_checkpoint,
     "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": partial(
         corellm_transformers.tiny.make_tiny_checkpoint, architecture="LlavaOnevisionForConditionalGeneration"

@@ -104,6 +104,7 @@ PLUGINS = {
         Model("Qwen2VLForConditionalGeneration", "corellm_qwen_vl", "video.mp4"),
     ],
     "corellm-qwen-audio": [Model("Qwen2AudioForConditionalGeneration", "corellm_qwen_audio", "audio.wav")],
+    "corellm-voxtral": [Model("VoxtralForConditionalGeneration", "corellm_voxtral", "audio.wav")],
     "corellm-transformers": [
         Model("LlavaNextForConditionalGeneration", "corellm_transformers", "image.png", is_fallback=True)
     ],

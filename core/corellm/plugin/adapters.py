@@ -44,6 +44,7 @@ KNOWN_FAMILIES = {
     "Qwen2_5_VLForConditionalGeneration": "corellm-qwen-vl",
     "Qwen3VLForConditionalGeneration": "corellm-qwen-vl",
     "Qwen2AudioForConditionalGeneration": "corellm-qwen-audio",
+    "VoxtralForConditionalGeneration": "corellm-voxtral",
 }
 """`{architecture: distribution}` that this project publishes, for the advice in an error message.
 
