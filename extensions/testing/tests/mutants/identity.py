@@ -35,14 +35,14 @@ MUTANTS = (
         "all prompts give one instruction",
         "test_identity_follows_the_prompt",
         "get_item_kwargs",
-        old="tokenizer.decode(own, clean_up_tokenization_spaces=False)",
+        old="tokenizer.decode(list(token_ids[begins:]), clean_up_tokenization_spaces=False)",
         new='""',
     ),
     INSTRUCT_BLIP.edited(
         "the time is part of the instruction",
         "test_identity_follows_the_prompt",
         "get_item_kwargs",
-        old="tokenizer.decode(own, clean_up_tokenization_spaces=False)",
+        old="tokenizer.decode(list(token_ids[begins:]), clean_up_tokenization_spaces=False)",
         new="str(__import__('time').perf_counter_ns())",
     ),
     INSTRUCT_BLIP.edited(

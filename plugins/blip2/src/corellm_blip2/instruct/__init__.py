@@ -49,8 +49,8 @@ class InstructBlip(Blip2):
     def get_item_kwargs(self, token_ids: Sequence[int]) -> Mapping[str, Any]:
         """The instruction: the prompt's text, without the token that the tokenizer begins every text with."""
         tokenizer = self.context.tokenizer
-        own = token_ids[1:] if token_ids[:1] == [tokenizer.bos_token_id] else token_ids
-        return {_INSTRUCTION: tokenizer.decode(own, clean_up_tokenization_spaces=False)}
+        begins = bool(token_ids) and token_ids[0] == tokenizer.bos_token_id
+        return {_INSTRUCTION: tokenizer.decode(list(token_ids[begins:]), clean_up_tokenization_spaces=False)}
 
     @hookimpl
     def call_hf_processor(self, mm_data: Mapping[str, Sequence[Any]], mm_kwargs: Mapping[str, Any]) -> dict[str, Any]:
