@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from corellm.attention.paged import ATTENTION_NAME, register_attention
 from corellm.errors import CheckpointError
-from corellm.loading.cross_attention_probe import CrossAttentionProbe
+from corellm.loading.cross_attention_probe import CrossAttentionProbe, ItemStatesProbe
 from corellm.loading.decoder_probe import probe_decoder
 from corellm.modelling.defaults import own_configuration, text_decoder
 from corellm.worker.kv_cache import LayerLayout
@@ -120,3 +121,61 @@ def test_what_is_refused(change: Callable[[Any], None], reason: str) -> None:
     change(decoder)
     with pytest.raises(CheckpointError, match=reason):
         probe(decoder)
+
+
+# --- decoders that attend to states of items, beside their own tokens -------------------------------------------------
+
+
+def make_mixed_decoder() -> Any:
+    """Mllama's text model on paged attention: layers 1 and 2 of 5 attend to states."""
+    from corellm_mllama.decoder import Decoder
+
+    register_attention()
+    torch.manual_seed(0)
+    config = transformers.MllamaTextConfig(
+        vocab_size=50, hidden_size=32, num_hidden_layers=5, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=32, cross_attention_layers=[1, 2], pad_token_id=0,
+    )  # fmt: skip
+    text_model = transformers.models.mllama.modeling_mllama.MllamaTextModel(config).eval()
+    text_model.config._attn_implementation = ATTENTION_NAME
+    return Decoder(text_model)
+
+
+def probe_mixed(decoder: nn.Module) -> dict[int, LayerLayout]:
+    return probe_decoder(
+        decoder,
+        32,
+        torch.float32,
+        torch.device("cpu"),
+        max_len=20,
+        softcaps=True,
+        sinks=True,
+        probe_class=ItemStatesProbe,
+    )[0]
+
+
+def test_layers_of_states_lie_in_the_memory_of_others() -> None:
+    """One layer of text each, and of one shape: no block has both."""
+    own = LayerLayout(2, 8, 8)
+    layers = probe_mixed(make_mixed_decoder())
+    assert layers == {0: own, 1: replace(own, shares=0), 2: replace(own, shares=3), 3: own, 4: own}
+    assert list(layers) == [0, 1, 2, 3, 4]
+
+
+def test_a_layer_of_states_without_a_lender_has_memory_of_its_own() -> None:
+    """As one whose keys and values have another shape than those of text."""
+    decoder = make_mixed_decoder()
+    attention = decoder.text_model.layers[1].cross_attn
+    attention.num_key_value_heads, attention.num_key_value_groups = 4, 1
+    attention.k_proj, attention.v_proj = (nn.Linear(32, 32, bias=False) for _ in range(2))
+    layers = probe_mixed(decoder)
+    assert (layers[1], layers[2].shares) == (LayerLayout(4, 8, 8), 0)
+
+
+def test_a_decoder_that_attends_to_no_states_is_refused() -> None:
+    """Also one whose states go past the cache."""
+    decoder = make_mixed_decoder()
+    forward = decoder.forward
+    decoder.forward = lambda encoder_hidden_states, sees_states, cache, **more: forward(**more)
+    with pytest.raises(CheckpointError, match="items' states through the engine's cache"):
+        probe_mixed(decoder)
