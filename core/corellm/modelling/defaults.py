@@ -202,21 +202,13 @@ def attention_of(cls: Any) -> str:
     return "sdpa" if cls._supports_sdpa else "eager"
 
 
-def _attention_of_parts(cls: Any, hf_config: Any) -> str | dict[str, str]:
-    """Return the attention that a model is made with: one name, or one for each configuration inside.
+def _attention_of_parts(cls: Any, hf_config: Any) -> dict[str, str | None]:
+    """Return the attention that a model is made with, and for each configuration inside: None for SDPA where it has it.
 
-    A text decoder that has no SDPA is made with its own, before it gets the engine's: transformers refuses to make it.
+    Transformers refuses to make a part, or a text decoder, with SDPA that has none.
     """
-    import transformers
-
-    own, text = attention_of(cls), hf_config.get_text_config()
-    parts = dict.fromkeys(hf_config.sub_configs, own)
-    decoders = transformers.MODEL_MAPPING.get(type(text), None)
-    decoder = decoders[0] if isinstance(decoders, tuple) else decoders
-    names = [name for name in parts if getattr(hf_config, name, None) is text]
-    if not names or decoder is None or attention_of(decoder) == own:
-        return own
-    return {"": own, **parts, **dict.fromkeys(names, attention_of(decoder))}
+    own = attention_of(cls)
+    return {"": own, **dict.fromkeys(hf_config.sub_configs, None if own == "sdpa" else own)}
 
 
 def _progress_bar_if_long(path: Path) -> AbstractContextManager[None]:

@@ -65,6 +65,14 @@ class TransformersModel:
 
         return read_config
 
+    @staticmethod
+    @hookimpl
+    def register_tokenizer() -> Callable[..., Any]:
+        """Return transformers' tokenizers, which begin no text with a token where the processor does not."""
+        from corellm_transformers.processors import read_tokenizer
+
+        return read_tokenizer
+
     # --- the processor ----------------------------------------------------------------------------------------------
 
     @hookimpl

@@ -29,6 +29,8 @@ _DIFFERENCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Allowed between an item encoded alone and among others, as a share of the largest embedding."""
 _HARMLESS = frozenset({"logits_to_keep", "num_logits_to_keep"})
 """Arguments that the decoder is given for what comes after it."""
+_MARKS = ("image", "video", "audio", "boi", "eoi", "boa", "eoa")
+"""Tokens of items and around them, by their names in configurations."""
 
 
 class _Differs(Exception):
@@ -57,6 +59,7 @@ def check_model(forward: Forward) -> None:
     """
     modalities = forward.family.modalities
     _require_known_tokens(forward)
+    _find_replaced(forward)
     for modality in list(modalities):
         try:
             _settle(forward, modality)
@@ -65,7 +68,6 @@ def check_model(forward: Forward) -> None:
             if modality != "video" or len(modalities) == 1:
                 raise
             forward.family.leave_out(modality, error)
-    _find_replaced(forward)
     for pair in combinations(modalities, 2):
         _settle_together(forward, pair)
     if len(modalities) > 2 and not forward.family.apart:
@@ -132,9 +134,9 @@ def _require_effect(forward: Forward, modality: str) -> None:
 
 
 def _find_replaced(forward: Forward) -> None:
-    """Find the tokens of items that the forward pass embeds otherwise than its table where no item is there."""
+    """Find the tokens of items, and around them, that the forward pass embeds otherwise than its table."""
     config, known = forward.model.config, forward.family.modalities.values()
-    stated = {getattr(config, f"{kind}_token_id", None) for kind in ("image", "video", "audio")}
+    stated = {getattr(config, f"{name}_token_id", None) for name in _MARKS}
     for token in sorted({t for t in stated if isinstance(t, int)}.union(*(m.embed_token_ids for m in known))):
         ids = torch.tensor([token], device=forward.device)
         try:
@@ -212,7 +214,7 @@ def _compare(
 ) -> None:
     """Compare what the decoder is given for a prompt with what is made of each item alone."""
     theirs = forward.run(ids, _on_device(forward, without_text(joint)))
-    embeds, places = forward.table(ids), torch.zeros_like(ids, dtype=torch.bool)
+    embeds, places = forward.text(ids), torch.zeros_like(ids, dtype=torch.bool)
     for (start, end), (modality, _, own) in zip(spans, parts, strict=True):
         places[start:end] = forward.takes_embeddings(modality, own.to(forward.device))
     _find_arguments(forward, theirs, places, what)

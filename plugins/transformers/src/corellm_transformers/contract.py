@@ -18,6 +18,7 @@ from corellm_testing.subject import Subject
 from corellm_transformers import TransformersModel
 from corellm_transformers.configurations import read_config
 from corellm_transformers.family import without_text
+from corellm_transformers.forward import certain
 from corellm_transformers.placeholders import candidates
 from corellm_transformers.processors import read_processor
 
@@ -50,7 +51,8 @@ class AnyReference(Reference):
 
     def generate(self, text: str, media: Media, kwargs: Mapping[str, Any], max_tokens: int) -> Continuation:
         """Return transformers' greedy continuation of one request, of exactly `max_tokens` tokens."""
-        return generate_one(self.model, self.together(text, media, kwargs), max_tokens)
+        fixed = certain(signature(self.model.forward).parameters) if media else {}
+        return generate_one(self.model, {**self.together(text, media, kwargs), **fixed}, max_tokens)
 
     def together(self, text: str, media: Media, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the processor's output, with the types of tokens where the model asks for them.

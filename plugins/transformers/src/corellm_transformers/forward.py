@@ -5,7 +5,7 @@ Knows models of transformers by what they take and give; knows no model family.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +24,15 @@ if TYPE_CHECKING:
 
 _LENGTHS = {"audio_seqlens": "feature_attention_mask"}
 """Arguments of `get_rope_index` that are lengths of items, and the processor's masks whose ones they count."""
+_CERTAIN: Mapping[str, Any] = {"sample": False}
+"""Arguments of forward passes by which an item has the same embeddings each time: without them some add noise."""
 _NAMES = {"second_per_grids": "video_second_per_grid"}
 """Arguments of `get_rope_index` that the processor has under other names."""
+
+
+def certain(takes: Collection[str]) -> dict[str, Any]:
+    """Return those of `_CERTAIN` that a forward pass takes."""
+    return {name: value for name, value in _CERTAIN.items() if name in takes}
 
 
 class Forward:
@@ -130,6 +137,7 @@ class Forward:
                 tokens around it.
         """
         inputs: dict[str, Any] = {"input_ids": tokens[None], "attention_mask": torch.ones_like(tokens)[None], **tensors}
+        inputs |= certain(self._takes)
         if "mm_token_type_ids" in self._takes:
             inputs["mm_token_type_ids"] = self._token_types(tokens)[None]
         if counted and "position_ids" in self._takes:

@@ -30,9 +30,7 @@ def read_processor(path: Path) -> Any:
         PluginNotFoundError: transformers has none.
         CheckpointError: it cannot be made without torchvision.
     """
-    stated, _ = transformers.ProcessorMixin.get_processor_dict(path)
-    config, _ = transformers.PretrainedConfig.get_config_dict(path)
-    name = stated.get("processor_class") or PROCESSOR_MAPPING_NAMES.get(config.get("model_type", ""))
+    name, config = _name_and_config(path)
     if name is None:
         names, kind = " or ".join(config.get("architectures") or ["it"]), config.get("model_type")
         raise PluginNotFoundError(
@@ -45,6 +43,28 @@ def read_processor(path: Path) -> Any:
     if hasattr(processor, "audio_processor"):
         processor.feature_extractor = processor.audio_processor  # the usual name of that part
     return processor
+
+
+def read_tokenizer(path: Path, trust_remote_code: bool = False) -> Any:
+    """Return a checkpoint's tokenizer, which adds no token to a text if the processor asks it for none.
+
+    Some processors leave the token that begins a prompt to the chat template.
+    """
+    from tokenizers.processors import Sequence as Steps
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    name, _ = _name_and_config(path)
+    asked = getattr(processor_class(name), "text_kwargs", {}) if name is not None else {}
+    if asked.get("add_special_tokens") is False and isinstance(tokenizer, transformers.PreTrainedTokenizerFast):
+        tokenizer.backend_tokenizer.post_processor = Steps([])
+    return tokenizer
+
+
+def _name_and_config(path: Path) -> tuple[str | None, dict[str, Any]]:
+    """Return the name of a checkpoint's class of processors, None if there is none, and its configuration."""
+    stated, _ = transformers.ProcessorMixin.get_processor_dict(path)
+    config, _ = transformers.PretrainedConfig.get_config_dict(path)
+    return stated.get("processor_class") or PROCESSOR_MAPPING_NAMES.get(config.get("model_type", "")), config
 
 
 def processor_class(name: str) -> Any:

@@ -81,6 +81,7 @@ def make_tiny_checkpoint(path: str | Path, seed: int = 0, *, architecture: str) 
     for part in [model] if has_forward(cls) else model.children():
         randomize_weights(part, kind.seed + seed)
     _spread_experts(model)
+    _spread_codes(model, kind.seed + seed)
     model.save_pretrained(path)
     _save_processor(processor, path)
     return path
@@ -111,6 +112,20 @@ def _spread_experts(model: Any) -> None:
                 parameter.mul_(14 / parameter.shape[-1] ** 0.5)
 
 
+def _spread_codes(model: Any, seed: int) -> None:
+    """Spread codebooks that are no weights, and lengths of rows that are apart: else all items have the same codes."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name.endswith(("embed", "embed_sum")) and buffer.dim() == 2:
+                buffer.copy_(torch.randn(buffer.shape, generator=generator))
+        for name, parameter in model.named_parameters():
+            if name.endswith("parametrizations.weight.original0"):
+                parameter.fill_(1.2)
+
+
 def _defaults(processor_class: Any) -> dict[str, Any]:
     parameters = inspect.signature(processor_class.__init__).parameters.values()
     return {p.name: p.default for p in parameters if p.default not in (inspect.Parameter.empty, None)}
@@ -122,8 +137,9 @@ def _tokenizer(processor_class: Any, kind: Kind) -> Any:
     stated = {n: v for n, v in kind.processor.items() if isinstance(v, str)}
     usual = {name: f"<{name.removesuffix('_token')}>" for name in USUAL_TOKENS}
     tokens = {name: token for name, token in {**usual, **named, **stated, **kind.tokens}.items() if token}
+    special = dict.fromkeys([*tokens.values(), *kind.more_tokens])
     tokenizer = train_tokenizer(
-        list(dict.fromkeys([*tokens.values(), *kind.more_tokens])),
+        [token for token in special if token not in kind.last_tokens],
         vocab_size=460,
         bos="<s>",
         eos="</s>",
@@ -131,6 +147,7 @@ def _tokenizer(processor_class: Any, kind: Kind) -> Any:
         unk="<unk>",
         add_bos=kind.add_bos,
     )
+    tokenizer.add_tokens(list(kind.last_tokens), special_tokens=True)
     tokenizer._set_model_specific_special_tokens(
         {name: tokens[name] for name in (*usual, *kind.tokens) if name in tokens}
     )

@@ -35,6 +35,8 @@ class Kind:
     """`{attribute of the configuration: the token, or tokens, whose ids it is}`, where the processor's name differs."""
     more_tokens: tuple[str, ...] = ()
     """Special tokens without such an attribute."""
+    last_tokens: tuple[str, ...] = ()
+    """Those of its special tokens that come after all others."""
     add_bos: bool = True
     """Whether its tokenizer begins every text with a token."""
     marks: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -135,6 +137,18 @@ _INKLING2_TEXT = {
 }
 
 KINDS: Mapping[str, Kind] = {
+    "Apertus1p5ForConditionalGeneration": Kind(
+        config={
+            "vision_config": {**_VQ, "channel_multiplier": [1, 1, 1, 1, 1], "codebook_size": 16},
+            "audio_config": {"codebook_dim": 64, "codebook_size": 16, "num_filters": 4},
+            "image_token_offset": 100,
+            "audio_token_offset": 116,
+        },
+        seed=1,
+        parts={"size": {"min_pixels": 48**2, "max_pixels": 80**2}},
+        more_tokens=tuple(f"<|{name} token {code}|>" for name in ("visual", "audio") for code in range(16)),
+        token_ids={"image_token_offset": "<|visual token 0|>", "audio_token_offset": "<|audio token 0|>"},
+    ),
     "AriaForConditionalGeneration": Kind(
         config={"text_config": {"max_position_embeddings": 4096, "num_hidden_layers": 3}},
         parts={"max_image_size": 490},
@@ -233,12 +247,34 @@ KINDS: Mapping[str, Kind] = {
     ),
     "Gemma3nForConditionalGeneration": Kind(
         config={
+            "vision_soft_tokens_per_image": 4,
             "text_config": {
                 "intermediate_size": 128,
-                "activation_sparsity_pattern": [0.0, 0.0],
-                "num_kv_shared_layers": 0,
-            }
-        }
+                "num_hidden_layers": 4,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+                "num_kv_shared_layers": 2,
+                "sliding_window": 24,
+                "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0],
+                "vocab_size_per_layer_input": 460,
+            },
+            "vision_config": {
+                "hidden_size": 2048,
+                "vocab_offset": 460,
+                "vocab_size": 2,
+                "model_args": {"channel_multiplier": 0.0125, "msfa_output_resolution": 2},
+            },
+            "audio_config": {
+                "vocab_offset": 462,
+                "vocab_size": 2,
+                "conf_num_attention_heads": 4,
+                "conf_num_hidden_layers": 2,
+                "sscp_conv_channel_size": [16, 8],
+            },
+        },
+        processor={"image_seq_length": 4},
+        parts={"size": {"height": 64, "width": 64}},
+        last_tokens=("<eoi>", "<image>", "<eoa>", "<audio>"),
+        seed=1,
     ),
     "Gemma4ForConditionalGeneration": _GEMMA4,
     "Glm5NextForConditionalGeneration": Kind(
@@ -532,7 +568,6 @@ KINDS: Mapping[str, Kind] = {
             "max_tiles": 4,
             "max_pixels_tolerance": 0.15,
         },
-        add_bos=False,
         tokens={
             "image_start_token": "<|image_start|>",
             "image_end_token": "<|image_end|>",
