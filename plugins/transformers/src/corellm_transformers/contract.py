@@ -14,7 +14,6 @@ from corellm_testing.contract.greedy import GreedyRules
 from corellm_testing.contract.pairs import PairRules
 from corellm_testing.contract.perception import PerceptionRules
 from corellm_testing.reference import Continuation, Media, Reference, generate_one
-from corellm_testing.subject import Subject
 from corellm_transformers import TransformersModel
 from corellm_transformers.configurations import read_config
 from corellm_transformers.family import without_text
@@ -79,11 +78,6 @@ class AnyModel(GreedyRules, PairRules, PerceptionRules):
 
     adapter = TransformersModel
     reference = AnyReference
-
-    def pairs(self, subject: Subject) -> list[tuple[str, str]]:
-        """Return those that the check at load does not keep apart."""
-        apart = [set(pair) for pair in subject.context.findings.get("apart", ())]
-        return [pair for pair in super().pairs(subject) if set(pair) not in apart]
 
 
 class AnyContract(AdapterContract):
