@@ -140,20 +140,6 @@ class Subject:
         text, media = self.prompt(["What?", *((modality, item) for item in items)])
         return self.process(text, media, kwargs).features
 
-    def own_tensors(self, feature: MultiModalFeature) -> dict[str, Any]:
-        """Return what an item's tensors say of it in any prompt: all, but those that depend on the prompt it is in."""
-        return {name: elem for name, elem in feature.data.items() if name not in self._of_prompts}
-
-    @cached_property
-    def _of_prompts(self) -> frozenset[str]:
-        """Names of tensors that differ between two prompts with one item; none without `get_item_kwargs`."""
-        found = set[str]()
-        for modality in self.modalities if self.processor.reads_prompts else ():
-            prompts = [self.prompt([(modality, self.item(modality, 0)), text]) for text in ("What?", "Is it red?")]
-            one, other = (self.process(*prompt).features[0].data for prompt in prompts)
-            found |= {name for name in one if one[name] != other[name]}
-        return frozenset(found)
-
     def fresh(self, **changes: Any) -> InputProcessor:
         """Return the engine's input processor with an empty cache of its own and changed `MultiModalConfig` fields."""
         config: MultiModalConfig = replace(self.processor.config, **changes)

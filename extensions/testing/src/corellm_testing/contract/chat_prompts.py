@@ -27,6 +27,7 @@ from corellm_testing.chats import (
     texts_of,
 )
 from corellm_testing.contract.base import ContractRules
+from corellm_testing.own_tensors import own_tensors
 from corellm_testing.subject import Subject
 
 _LOOK = {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}}
@@ -231,12 +232,12 @@ class ChatPromptRules(ContractRules):
         """Require a prompt to have the items of a conversation, those of a modality in order."""
         __tracebackhide__ = True
         wanted = {
-            modality: [subject.own_tensors(subject.features(modality, item)[0]) for item in items]
+            modality: [own_tensors(subject, subject.features(modality, item)[0]) for item in items]
             for modality, items in media_of(conversation).items()
         }
         found = dict[str, list[dict[str, Any]]]()
         for feature in chat.features:
-            found.setdefault(feature.modality, []).append(subject.own_tensors(feature))
+            found.setdefault(feature.modality, []).append(own_tensors(subject, feature))
         self.require(
             found == wanted,
             "make_context",

@@ -13,6 +13,7 @@ from corellm.errors import RequestError
 from corellm.frontend.input_processor import ProcessedPrompt
 from corellm_testing.chats import Conversation, items_of, rendered
 from corellm_testing.contract.base import ContractRules
+from corellm_testing.own_tensors import own_tensors
 from corellm_testing.subject import Subject
 
 
@@ -214,9 +215,9 @@ class ConversationRules(TurnRules):
         ]
         with self.expecting("a conversation is processed", hook="make_context"):
             processed = self._chat(subject, messages, template)
-            alone = [subject.own_tensors(subject.features(modality, item)[0]) for modality, item in said]
+            alone = [own_tensors(subject, subject.features(modality, item)[0]) for modality, item in said]
         names = [f"{modality} {i}" for i, (modality, _) in enumerate(said)]
-        found = [subject.own_tensors(feature) for feature in processed.features]
+        found = [own_tensors(subject, feature) for feature in processed.features]
         got = [next((names[i] for i, own in enumerate(alone) if own == tensors), "something else") for tensors in found]
         self.require(
             got == names,

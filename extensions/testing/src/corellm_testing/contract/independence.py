@@ -18,6 +18,7 @@ from corellm_testing.contract.base import ContractRules
 from corellm_testing.hook_calls import Request, hook_calls
 from corellm_testing.items import annotated_image, forms_of
 from corellm_testing.listening import changed_arguments
+from corellm_testing.own_tensors import own_tensors
 from corellm_testing.subject import Subject, describe, describe_prompt
 
 
@@ -60,7 +61,7 @@ class IndependenceRules(ContractRules):
                 for feature, item in zip(features, given_items, strict=True):
                     with self.expecting(f"{describe(item)} is processed alone"):
                         (alone,) = subject.process(*subject.prompt([(modality, item), "?"]), inputs=inputs).features
-                    same = subject.own_tensors(alone) == subject.own_tensors(feature)
+                    same = own_tensors(subject, alone) == own_tensors(subject, feature)
                     place, mask = feature.placeholder, alone.placeholder
                     self.require(
                         same and (place.length, place.is_embed) == (mask.length, mask.is_embed),
