@@ -200,6 +200,10 @@ class DecoderPrompt:
     """The tokens before the first one that is generated; at least one."""
     num_states: int | None = None
     """States that `get_encoder_states` will give for the prompt; None for one for each of its tokens."""
+    choices: Sequence[Sequence[int]] = ()
+    """Tokens that the output's first ones may be, place by place; behind them come any."""
+    not_first: Sequence[int] = ()
+    """Tokens that do not come right behind these."""
 
 
 # --- before there is a model ---------------------------------------------------------------------------------------

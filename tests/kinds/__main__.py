@@ -21,8 +21,9 @@ from tests.kinds.outcome import ROOT, Outcome, outcome_of
 PAGE = ROOT / "docs" / "run" / "kinds.md"
 _HEAD = """# Kinds of models
 
-Every architecture of transformers' image-text-to-text and multimodal-LM mappings, tried by `make families` with a tiny
-random checkpoint, in the generic adapter, [corellm-transformers](families.md#corellm-transformers).
+Every architecture of transformers' image-text-to-text, multimodal-LM and speech-to-text mappings, tried by `make
+families` with a tiny random checkpoint, in the generic adapter,
+[corellm-transformers](families.md#corellm-transformers).
 
 - *passes*, with its modalities where the row names them: greedy outputs are those of transformers' `generate`, text
   alone and with several items, or with one where a prompt may have one; with every pair of its modalities in one
@@ -41,6 +42,12 @@ random checkpoint, in the generic adapter, [corellm-transformers](families.md#co
 - *fails*: a rule does not hold; the reason names it and what it found.
 
 """
+_SPEECH = """
+## Speech
+
+Those of the speech-to-text mapping that the other two do not have.
+
+"""
 _ORDER = ("its own plugin", "passes", "refused", "needs", "no checkpoint", "not tested", "fails")
 
 
@@ -52,16 +59,33 @@ def kinds() -> dict[str, str]:
     return dict(sorted(both.items()))
 
 
+def speech_kinds() -> dict[str, str]:
+    """Return `{model_type: architecture}` of the speech-to-text mapping, without those of the others."""
+    from transformers.models.auto import modeling_auto as auto
+
+    mapped = sorted(auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES.items())
+    return {kind: architecture for kind, architecture in mapped if kind not in kinds()}
+
+
 def page(outcomes: dict[str, Outcome], architectures: dict[str, str]) -> str:
     """Return the page."""
     counts = Counter(outcome.what for outcome in outcomes.values())
     total = ", ".join(f"{counts[what]} {what}" for what in _ORDER if counts[what])
+    speech = speech_kinds()
+    main, spoken = (
+        {kind: outcome for kind, outcome in outcomes.items() if (kind in speech) == is_speech}
+        for is_speech in (False, True)
+    )
+    head = f"{_HEAD}{len(outcomes)} kinds: {total}.\n\n"
+    return f"{head}{_table(main, architectures)}{_SPEECH}{_table(spoken, architectures)}"
+
+
+def _table(outcomes: dict[str, Outcome], architectures: dict[str, str]) -> str:
     rows = [
         f"| `{kind}` | `{architectures[kind]}` | {outcome.what}{': ' if outcome.why else ''}{_plain(outcome.why)} |"
         for kind, outcome in outcomes.items()
     ]
-    table = "\n".join(["| model_type | architecture | |", "|---|---|---|", *rows])
-    return f"{_HEAD}{len(outcomes)} kinds: {total}.\n\n{table}\n"
+    return "\n".join(["| model_type | architecture | |", "|---|---|---|", *rows, ""])
 
 
 def outcomes_of(text: str) -> dict[str, Outcome]:
@@ -87,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, help="a file to write what came of them into, as JSON")
     given = parser.parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # several kinds at a time, of tiny tensors
-    known = kinds()
+    known = {**kinds(), **speech_kinds()}
     part, _, count = given.shard.partition("/")
     if unknown := [kind for kind in given.kinds if kind not in known]:
         print(f"not of transformers {transformers.__version__}: {', '.join(unknown)}")

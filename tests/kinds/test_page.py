@@ -7,7 +7,7 @@ from collections import Counter
 
 from corellm.plugin.adapters import KNOWN_FAMILIES
 from corellm_transformers.tiny.kinds import KINDS
-from tests.kinds.__main__ import PAGE, kinds, outcomes_of, page
+from tests.kinds.__main__ import PAGE, kinds, outcomes_of, page, speech_kinds
 from tests.kinds.outcome import Outcome
 
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -15,7 +15,7 @@ TEXT = PAGE.read_text(encoding="utf-8")
 
 def test_the_page_lists_every_kind() -> None:
     """It lists those of the installed transformers, each with its architecture, and no other."""
-    known = kinds()
+    known = {**kinds(), **speech_kinds()}
     assert list(outcomes_of(TEXT)) == list(known)
     assert dict(re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|", TEXT, re.MULTILINE)) == known
 

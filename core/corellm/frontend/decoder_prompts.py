@@ -6,6 +6,7 @@ Knows the hook and counts; what an encoder's states mean for scheduling is in `e
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from corellm.errors import ContractError, PromptTooLongError
 from corellm.hookspecs import DecoderPrompt
@@ -49,4 +50,6 @@ def decoder_prompt_of(
             f"the prompt has {len(token_ids)} tokens{told}, from which the encoder would make {num_states} states; "
             f"it has {max_states} positions: shorten the prompt, or send fewer or smaller items"
         )
-    return DecoderPrompt(known(list(decoder.token_ids)), num_states)
+    if not all(decoder.choices):
+        raise ContractError("get_decoder_prompt must give each place of choices a token")
+    return replace(decoder, token_ids=known(list(decoder.token_ids)), num_states=num_states)

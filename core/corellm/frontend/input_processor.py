@@ -231,7 +231,8 @@ class InputProcessor:
         decoder, token_ids = processed.decoder, processed.token_ids
         if decoder is not None:
             num_states = len(token_ids) if decoder.num_states is None else decoder.num_states
-            return EncoderPrompt.of(token_ids, num_states, processed.features, processed.cache_salt)
+            opening = decoder.choices, decoder.not_first
+            return EncoderPrompt.of(token_ids, num_states, processed.features, processed.cache_salt, opening)
         if processed.features and adapter_implements(self._hooks.get_visible_states):
             from corellm.frontend.visible_states import visible_states_of
             from corellm.scheduling.item_states import ItemStates

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from corellm.modelling.configurations import item_token_ids, load_config
     from corellm.modelling.decoder_inputs import DecoderInputs, Front
+    from corellm.modelling.defaults import text_decoder, transformers_class
     from corellm.modelling.layer_inputs import LayerInputs
     from corellm.modelling.output_head import logits_function
     from corellm.modelling.published import ComposedModel, load_published, renamed
@@ -42,6 +43,8 @@ __all__ = [
     "logits_function",
     "read_weights",
     "renamed",
+    "text_decoder",
+    "transformers_class",
     "visible_tokens",
     "weight_files",
 ]
@@ -56,6 +59,8 @@ _HOMES = {
     "load_published": "published",
     "logits_function": "output_head",
     "renamed": "published",
+    "text_decoder": "defaults",
+    "transformers_class": "defaults",
     "visible_tokens": "visibility",
     "check_weights": "weights",
     "weight_files": "weights",

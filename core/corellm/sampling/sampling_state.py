@@ -59,6 +59,7 @@ class SamplingState:
         self.failure: CorellmError | None = None
         self._constant, self._bad_endings = self._constant_additions(sequence)
         self._held_back = _forbidden(self._reachable(sequence.stop_token_ids))
+        self._choices, self._not_first = self._opening(sequence)
 
         self._repeats_prompt = params.repetition_penalty != 1.0
         self.penalised = self._repeats_prompt or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
@@ -74,6 +75,12 @@ class SamplingState:
     def _reachable(self, token_ids: Iterable[int]) -> Ids:
         ids = np.fromiter(token_ids, dtype=np.int64)
         return ids[(ids >= 0) & (ids < self._vocab_size)]
+
+    def _opening(self, sequence: NewSequence) -> tuple[list[TokenMask], tuple[Ids, Values]]:
+        """Return what the output's first tokens may be, and what does not come behind them."""
+        choices, not_first = sequence.part.get("opening", ((), ()))
+        masks = [pack(self._reachable(tokens), self._vocab_size) for tokens in choices]
+        return masks, _forbidden(self._reachable(not_first))
 
     def _constant_additions(
         self, sequence: NewSequence
@@ -105,7 +112,13 @@ class SamplingState:
             or len(self._constant[0]) > 0
             or bool(self._bad_endings)
             or self._below_min_tokens
+            or self.num_generated < len(self._choices)
+            or self._is_behind_choices
         )
+
+    @property
+    def _is_behind_choices(self) -> bool:
+        return len(self._outputs) == len(self._choices) and len(self._not_first[0]) > 0
 
     @property
     def _below_min_tokens(self) -> bool:
@@ -113,6 +126,8 @@ class SamplingState:
 
     def allowed_tokens(self) -> TokenMask | None:
         """Return which tokens may come next, or None for all; none may once the constraint has failed."""
+        if self.num_generated < len(self._choices):
+            return self._choices[self.num_generated]
         if self.params.constraint is None:
             return self._allowed
         mask = np.zeros(num_words(self._vocab_size), dtype=np.int32)
@@ -147,6 +162,8 @@ class SamplingState:
         found = [self._constant] if len(self._constant[0]) else []
         if self._below_min_tokens:
             found.append(self._held_back)
+        if self._is_behind_choices:
+            found.append(self._not_first)
         if self._bad_endings and self._outputs:
             endings = self._bad_endings.get(self._outputs[-1], ())
             completing = [last for prefix, last in endings if list(self._outputs[-len(prefix) :]) == prefix]

@@ -25,6 +25,9 @@ from corellm.scheduling.request_part import PlanItems, RequestPart
 from corellm.scheduling.state_slots import StateSlots
 from corellm.scheduling.step_plan import StepPlan
 
+Opening = tuple[Sequence[Sequence[int]], Sequence[int]]
+"""`DecoderPrompt.choices` and `not_first`: what an output may begin with."""
+
 
 @dataclass(slots=True)
 class EncoderPrompt(RequestPart):
@@ -36,6 +39,7 @@ class EncoderPrompt(RequestPart):
     """States that the decoder attends to."""
     digest: bytes
     """Hash of all that the states, and so the decoder's keys and values, depend on, the cache salt included."""
+    opening: Opening = ((), ())
     is_encoded: bool = field(default=False, init=False)
     """Whether keys and values of the states are in the cache (for a swapped request: in host memory)."""
     hashes: Sequence[bytes] = field(default=(), init=False)
@@ -45,13 +49,18 @@ class EncoderPrompt(RequestPart):
 
     @classmethod
     def of(
-        cls, token_ids: Sequence[int], num_states: int, features: Sequence[MultiModalFeature], cache_salt: str | None
+        cls,
+        token_ids: Sequence[int],
+        num_states: int,
+        features: Sequence[MultiModalFeature],
+        cache_salt: str | None,
+        opening: Opening = ((), ()),
     ) -> Self:
         """Return the prompt of these tokens and items."""
         parts = [array("q", token_ids).tobytes()]
         for feature in features:
             parts += [feature.identifier.encode(), feature.placeholder.offset.to_bytes(8, "little")]
-        return cls(token_ids, num_states, digest_of(num_states, cache_salt, parts))
+        return cls(token_ids, num_states, digest_of(num_states, cache_salt, parts), opening)
 
     @property
     def num_positions(self) -> int:
@@ -67,8 +76,15 @@ class EncoderPrompt(RequestPart):
         return self.token_ids
 
     def for_worker(self) -> Mapping[str, Any]:
-        """Return the tokens that the encoder reads."""
-        return {"encoder_prompt": self.token_ids}
+        """Return the tokens that the encoder reads, and what the output may begin with."""
+        known = {"encoder_prompt": self.token_ids}
+        return {**known, "opening": self.opening} if any(self.opening) else known
+
+    @property
+    def num_chosen_by_place(self) -> int:
+        """See `RequestPart`."""
+        choices, not_first = self.opening
+        return len(choices) + bool(not_first)
 
     def num_blocks(self, block_size: int) -> int:
         """Return how many blocks the states take."""

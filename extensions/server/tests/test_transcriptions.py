@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,11 @@ import soundfile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from corellm import AsyncLLM
+from corellm import LLM, AsyncLLM, SamplingParams
 from corellm_qwen_audio.tiny import make_tiny_checkpoint
 from corellm_server.errors import ApiError
 from corellm_server.form import UploadedFile, read_form
+from corellm_transformers.tiny import make_tiny_checkpoint as make_generic_checkpoint
 from extensions.server.tests.conftest import MODEL, Running, chat, serving, user
 from extensions.server.tests.test_promises import error_of
 
@@ -47,6 +49,23 @@ def form(running: Running, url: str = URL, **fields: Any) -> Any:
     parts = {"model": MODEL, "max_completion_tokens": "6", "file": ("a.wav", wav()), **fields}
     files = {name: (None, value) if isinstance(value, str) else value for name, value in parts.items() if value}
     return running.post(url, files=files)
+
+
+def test_an_encoder_decoder_gets_the_audio_alone(tmp_path: Path) -> None:
+    """Its text is the engine's for an empty prompt; what it would be told is refused."""
+    make_generic_checkpoint(tmp_path, architecture="WhisperForConditionalGeneration")
+    llm = AsyncLLM(str(tmp_path), dtype="float32", max_num_seqs=2)
+    with serving(llm, max_body_bytes=200_000) as running:
+        text = form(running).json()["text"]
+        refused = form(running, language="de")
+        assert error_of(refused, 400)["param"] == "language"
+    llm.close()
+    samples, rate = soundfile.read(io.BytesIO(wav()), dtype="float32")
+    with LLM(str(tmp_path), dtype="float32") as alone:
+        prompt = {"prompt": "", "multi_modal_data": {"audio": (samples, rate)}}
+        (output,) = alone.generate(prompt, SamplingParams(temperature=0, max_tokens=6), use_tqdm=False)
+    assert text == output.outputs[0].text
+    assert text
 
 
 def said(running: Running, instruction: str, **fields: Any) -> str:

@@ -15,7 +15,7 @@ RUNNERS = ("auto", "generate", "pooling", "draft")
 CONVERTS = ("auto", "none", "embed", "classify")
 
 _BY_SUFFIX = (
-    (r"(.+)(ForCausalLM|ForConditionalGeneration|ChatModel|LMHeadModel)", "generate", "none"),
+    (r"(.+)(ForCausalLM|ForConditionalGeneration|EncoderDecoderModel|ChatModel|LMHeadModel)", "generate", "none"),
     (r"(.+)(ForTextEncoding|EmbeddingModel)", "pooling", "embed"),
     (r"(.+?)(For\w*Classification|ClassificationModel)", "pooling", "classify"),
     (r"(.+)(ForMaskedLM|ForPreTraining)", "pooling", "embed"),

@@ -67,12 +67,14 @@ class Preparation:
         )
 
     async def audio(self, exchange: Exchange, content: bytes, instruction: str) -> ProcessedPrompt:
-        """The prompt of a conversation about one audio file, which the field `file` brought.
+        """The prompt of a conversation about one audio file, that of the field `file`; `instruction` may be empty.
 
         Raises:
             ApiError, CorellmError: what is wrong with it, or the model takes no audio.
         """
-        parts = [Part("file", "audio", content), Part("instruction", "text", instruction)]
+        parts = [Part("file", "audio", content)]
+        if instruction:
+            parts.append(Part("instruction", "text", instruction))
         checked = CheckedMessages(ReadMessages([{"role": "user", "content": parts}]), "file")
         check_counts(checked.sources, 1, self._client.input_processor.mm_processor.limits)
         return await self._checked(exchange, checked)

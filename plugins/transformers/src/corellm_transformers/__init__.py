@@ -41,6 +41,14 @@ class TransformersModel:
     contract = 1
     refuse_embeddings = "an item's tokens are made from its media; serve the checkpoint by a plugin of its own for that"
 
+    def __new__(cls, context: ModelContext) -> Any:
+        """Return the adapter, which is another one for an encoder-decoder."""
+        if not context.hf_config.is_encoder_decoder:
+            return super().__new__(cls)
+        from corellm_transformers.encoder_decoders import EncoderDecoder
+
+        return EncoderDecoder(context)
+
     def __init__(self, context: ModelContext) -> None:
         self.context = context
         self._compute_logits: Callable[[nn.Module, Tensor], Tensor] | None = None
@@ -183,17 +191,12 @@ class TransformersModel:
         """Refuse before weights are read what the core's default would load and run wrong.
 
         Raises:
-            CheckpointError: an encoder-decoder, or a model whose answers about audio need a LoRA adapter.
+            CheckpointError: its answers about audio need a LoRA adapter.
         """
         from corellm_transformers.family import needs_plugin
 
         config = self.context.hf_config
         what = f"{self.context.model_path}: {config.model_type!r}"
-        if config.is_encoder_decoder:
-            raise needs_plugin(
-                f"{what} is an encoder-decoder, of which the generic adapter cannot tell what the encoder reads",
-                "get_encoder_states",
-            )
         if getattr(config, "has_lora_adapter", False):
             raise needs_plugin(f"{what} answers about audio with a LoRA adapter, which corellm does not apply", None)
 

@@ -16,6 +16,7 @@ from corellm_testing.contract.perception import PerceptionRules
 from corellm_testing.reference import Continuation, Media, Reference, generate_one
 from corellm_transformers import TransformersModel
 from corellm_transformers.configurations import read_config
+from corellm_transformers.encoder_decoders import reference as encoder_decoders
 from corellm_transformers.family import without_text
 from corellm_transformers.forward import certain
 from corellm_transformers.placeholders import candidates
@@ -40,6 +41,8 @@ class AnyReference(Reference):
 
         Items are processed alone by the adapter, too; `generate` gets the processor's tensors for all together.
         """
+        if self.config.is_encoder_decoder:
+            return encoder_decoders.inputs_of(self, text, media, kwargs)
         output = {"input_ids": self.together(text, media, kwargs)["input_ids"]}
         for modality, items in media.items():
             placeholder = max((one for one in candidates(self.processor, modality) if one in text), key=len)
@@ -50,6 +53,8 @@ class AnyReference(Reference):
 
     def generate(self, text: str, media: Media, kwargs: Mapping[str, Any], max_tokens: int) -> Continuation:
         """Return transformers' greedy continuation of one request, of exactly `max_tokens` tokens."""
+        if self.config.is_encoder_decoder:
+            return encoder_decoders.continuation_of(self, text, media, kwargs, max_tokens)
         fixed = certain(signature(self.model.forward).parameters) if media else {}
         return generate_one(self.model, {**self.together(text, media, kwargs), **fixed}, max_tokens)
 

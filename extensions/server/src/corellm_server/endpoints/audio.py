@@ -33,7 +33,10 @@ def audio_routes(service: Service) -> APIRouter:
         service.check_model(body.model, "generate")
         body.check_format()
         params = transcription_params(body, service.client.get_default_sampling_params(), service.config.limits)
-        prompt = await service.preparation.audio(exchange, body.file.content, body.instruction)
+        is_told = service.client.input_processor.max_states is None
+        if not is_told:
+            body.check_tells_nothing()
+        prompt = await service.preparation.audio(exchange, body.file.content, body.instruction if is_told else "")
         is_capped = body.max_completion_tokens is not None
         service.preparation.check_fit(prompt, params, is_capped=is_capped, where="file")
         response = TranscriptionResponse()

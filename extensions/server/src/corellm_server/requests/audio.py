@@ -64,6 +64,20 @@ class TranscriptionRequest(Body):
             told.append(f"Context: {self.prompt}")
         return " ".join(told)
 
+    def check_tells_nothing(self) -> None:
+        """Refuse what the model would be told of the audio: an encoder-decoder reads audio alone.
+
+        Raises:
+            ApiError: names the field.
+        """
+        for name in ("language", "languages", "keywords", "prompt"):
+            if getattr(self, name):
+                raise ApiError(
+                    400, f"{name}: this model reads audio and takes no instructions; leave it out, or send what "
+                    "its decoder begins with as a prompt of LLM.generate",
+                    param=name, code="unsupported_parameter",
+                )  # fmt: skip
+
     def check_format(self) -> None:
         """Refuse formats with times, and streams of plain text.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from corellm.errors import PromptError
 from corellm.frontend.stated_spans import spans_of
 from corellm.llm import LLM
 from corellm.outputs import RequestOutput
@@ -162,8 +163,17 @@ def _depends_on_whole_prompts(subject: Subject, case: Case) -> bool:
     return (0, len(processed.token_ids)) in spans_of(subject.hooks, processed.token_ids, processed.features)
 
 
+def _takes_text_alone(subject: Subject) -> bool:
+    """Whether a prompt needs no item: an encoder-decoder may have an encoder that reads items alone."""
+    try:
+        subject.process("What?")
+    except PromptError:
+        return not subject.is_encoder_decoder
+    return True
+
+
 def _cases(subject: Subject) -> Iterator[Case]:
-    """Yield requests: text alone, then longer ones, with items where the model takes any.
+    """Yield requests: text alone where the model takes that, then longer ones, with items where it takes any.
 
     Long outputs of short prompts come first: they run in parallel until memory is used up.
     """
@@ -171,8 +181,12 @@ def _cases(subject: Subject) -> Iterator[Case]:
     longest = max(len(subject.process(case.text, case.media).token_ids) + case.max_tokens for case in longer)
     longest += max(_num_states(subject, case) for case in longer)
     share = 1 if subject.is_encoder_decoder else 3  # blocks of states do not grow: its decoder fills memory alone
+    takes_text_alone = _takes_text_alone(subject)
     for i, question in enumerate(QUESTIONS):
-        yield Case(question, {}, max(24, longest // share) + 3 * i)
+        parts: list[Part] = [question]
+        if not takes_text_alone:
+            parts = [(subject.modalities[0], subject.item(subject.modalities[0], 5 * i)), question]
+        yield Case(*subject.prompt(parts), max(24, longest // share) + 3 * i)
     yield from longer
 
 

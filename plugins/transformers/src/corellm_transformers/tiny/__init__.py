@@ -14,9 +14,11 @@ from corellm.errors import CheckpointError
 from corellm.modelling import item_token_ids
 from corellm.tiny_checkpoints import randomize_weights, train_tokenizer
 from corellm_transformers.configurations import has_forward
+from corellm_transformers.encoder_decoders.reading import share_embeddings
 from corellm_transformers.processors import Absent, absent_parts, image_processor_class, image_processor_name, without
 from corellm_transformers.processors import processor_class as find_processor
 from corellm_transformers.tiny.configs import tiny_config
+from corellm_transformers.tiny.encoder_decoders import ENCODER_DECODERS, generation_config, vary_outputs
 from corellm_transformers.tiny.kinds import KINDS, Kind
 
 _SPECIAL = re.compile(r"[<\[(|].*[>\])|]", re.DOTALL)
@@ -61,7 +63,7 @@ def make_tiny_checkpoint(path: str | Path, seed: int = 0, *, architecture: str) 
 
     path = Path(path)
     cls = getattr(transformers, architecture)
-    kind = KINDS.get(architecture, Kind())
+    kind = {**KINDS, **ENCODER_DECODERS}.get(architecture, Kind())
     named = kind.processor_class or PROCESSOR_MAPPING_NAMES.get(cls.config_class.model_type)
     if named is None:
         raise CheckpointError(f"transformers has no processor for {architecture}")
@@ -78,10 +80,15 @@ def make_tiny_checkpoint(path: str | Path, seed: int = 0, *, architecture: str) 
             setattr(part, name, tokenizer.convert_tokens_to_ids(list(token) if isinstance(token, tuple) else token))
     _check_size(cls, config)
     model = cls(config)
+    if kind.generation:
+        share_embeddings(model, model.get_decoder())
     for part in [model] if has_forward(cls) else model.children():
         randomize_weights(part, kind.seed + seed)
     _spread_experts(model)
     _spread_codes(model, kind.seed + seed)
+    if kind.generation:
+        vary_outputs(model)
+        model.generation_config = generation_config(kind.generation, tokenizer)
     model.save_pretrained(path)
     _save_processor(processor, path)
     return path
@@ -203,6 +210,8 @@ def _processor(processor_class: Any, model_type: str, tokenizer: Any, kind: Kind
     usual = {"patch_size": 14, "num_image_tokens": 16}
     given = {**{n: v for n, v in usual.items() if n in takes}, **kind.processor}
     processor = processor_class(**{n: v for n, v in parts.items() if n in takes}, **given)
+    if kind.generation:  # of an encoder-decoder, which knows no turns
+        return processor
     processor.chat_template = _TEMPLATE
     for modality in ("image", "video", "audio"):
         owners = (getattr(owner, f"{modality}_token", None) for owner in (processor, tokenizer))
@@ -252,4 +261,5 @@ def _save_processor(processor: Any, path: Path) -> None:
         if not isinstance(getattr(processor, name), Absent):
             getattr(processor, name).save_pretrained(path / name if name == "qformer_tokenizer" else path)
     (path / "processor_config.json").write_text(json.dumps(stated, indent=2) + "\n", encoding="utf-8")
-    (path / "chat_template.jinja").write_text(processor.chat_template, encoding="utf-8")
+    if processor.chat_template is not None:
+        (path / "chat_template.jinja").write_text(processor.chat_template, encoding="utf-8")

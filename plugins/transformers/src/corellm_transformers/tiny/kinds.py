@@ -45,6 +45,8 @@ class Kind:
     """A number added to the weights' seed, where those of seed 0 make too many outputs begin alike."""
     vocabulary_map: bool = False
     """Whether its configuration has the tokenizer's vocabulary."""
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of an encoder-decoder's generation configuration; tokens in them are named by their text."""
 
 
 _GRID = [[56, 112], [112, 56], [112, 112]]

@@ -1,0 +1,108 @@
+"""What a checkpoint's processor makes of the one item that an encoder reads.
+
+Found by processing small items. Knows processors; knows no model, and not how many states an item becomes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from PIL.Image import Transpose
+
+from corellm.errors import MediaError
+from corellm.hookspecs import ModelContext
+from corellm.multimodal import dummy_audios, dummy_images
+from corellm_transformers.family import needs_plugin
+from corellm_transformers.placeholders import ARGUMENT
+from corellm_transformers.processors import Absent
+
+PARTS = {"audio": "feature_extractor", "image": "image_processor"}
+"""The part of a processor by which it takes a modality."""
+_OF_TEXT = frozenset({"input_ids", "decoder_input_ids", "decoder_attention_mask", "labels"})
+"""What processors return about text."""
+
+
+class Items:
+    """The modality of a checkpoint whose encoder reads one item.
+
+    Args:
+        context: of the model.
+
+    Attributes:
+        modality: of the item.
+
+    Raises:
+        CheckpointError: the processor takes none, or several.
+    """
+
+    def __init__(self, context: ModelContext) -> None:
+        self.context, self.processor = context, context.hf_processor
+        found = [modality for modality, part in PARTS.items() if _is_there(getattr(self.processor, part, None))]
+        if len(found) != 1:
+            raise needs_plugin(
+                f"{type(self.processor).__name__} takes {' and '.join(found) or 'no'} items, and its model is an "
+                "encoder-decoder, of which the generic adapter reads those whose encoder reads one item alone",
+                "get_encoder_states",
+            )
+        (self.modality,) = found
+
+    def process(self, item: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return an item's tensors, with the processor's dimension of items.
+
+        Raises:
+            MediaError: the processor would cut the item.
+        """
+        media: dict[str, Any] = {ARGUMENT[self.modality]: item}
+        if self.modality == "audio":
+            self._check_length(item, kwargs)
+            media["sampling_rate"] = self.sampling_rate
+        output = self.processor(**{**kwargs, **media}, return_tensors="pt")
+        return {name: value for name, value in output.items() if name not in _OF_TEXT and value is not None}
+
+    def _check_length(self, samples: Any, kwargs: Mapping[str, Any]) -> None:
+        longest = self._longest
+        if longest is not None and len(samples) > longest and not kwargs.get("truncation"):
+            rate = self.sampling_rate
+            raise MediaError(
+                f"the audio has {len(samples) / rate:.1f} seconds, and the model's encoder reads {longest / rate:g}; "
+                "send it in pieces, or cut it with mm_processor_kwargs={'truncation': True}",
+                expected=longest,
+                got=len(samples),
+            )
+
+    @property
+    def _longest(self) -> int | None:
+        """The samples that the feature extractor pads audio to, and cuts it at; None where it does neither."""
+        return getattr(self.processor.feature_extractor, "n_samples", None)
+
+    @property
+    def sampling_rate(self) -> int:
+        """Samples per second of audio."""
+        return int(self.processor.feature_extractor.sampling_rate)
+
+    # --- items to try -----------------------------------------------------------------------------------------------
+
+    def small(self, seed: int = 0) -> Any:
+        """Return a small item; another one, and of another size, for each seed."""
+        if self.modality == "audio":
+            return dummy_audios(1, num_samples=int((0.7 + 0.4 * seed) * self.sampling_rate))[0]
+        return dummy_images(1, width=90 + 37 * seed, height=70 + 11 * seed)[0]
+
+    def turned(self) -> Any:
+        """Return an item of the size of a small one that differs from it: upside down, or backwards."""
+        item = self.small()
+        return item[::-1].copy() if self.modality == "audio" else item.transpose(Transpose.ROTATE_180)
+
+    def larger(self) -> Iterator[Any]:
+        """Yield items, each larger than the one before: images of up to 1024 pixels a side, audio of up to a minute."""
+        if self.modality == "audio":
+            for seconds in (1, 5, 10, 20, 30, 60):
+                yield dummy_audios(1, num_samples=min(seconds * self.sampling_rate, self._longest or 2**31))[0]
+        else:
+            for side in (64, 256, 1024):
+                yield dummy_images(1, width=side, height=side)[0]
+
+
+def _is_there(part: Any) -> bool:
+    return part is not None and not isinstance(part, Absent)

@@ -1,0 +1,126 @@
+"""What encoder-decoders need beside the recipe, to be made tiny: as in `kinds`, and what `generate` begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from corellm_transformers.tiny.kinds import Kind
+
+_SPEECH: dict[str, Any] = {"max_source_positions": 100, "max_target_positions": 512, "num_mel_bins": 16}
+_WHISPER = ("<|startoftranscript|>", "<|en|>", "<|de|>", "<|transcribe|>", "<|translate|>", "<|notimestamps|>")
+_START = {"decoder_start_token_id": "</s>"}
+
+ENCODER_DECODERS: Mapping[str, Kind] = {
+    "WhisperForConditionalGeneration": Kind(
+        config=_SPEECH,
+        audio={"feature_size": 16, "chunk_length": 2},
+        more_tokens=_WHISPER,
+        add_bos=False,
+        generation={
+            "decoder_start_token_id": "<|startoftranscript|>",
+            "is_multilingual": True,
+            "lang_to_id": {"<|en|>": "<|en|>", "<|de|>": "<|de|>"},
+            "task_to_id": {"transcribe": "<|transcribe|>", "translate": "<|translate|>"},
+            "no_timestamps_token_id": "<|notimestamps|>",
+            "return_timestamps": False,
+            "language": "german",
+            "suppress_tokens": ["<|startoftranscript|>", "<|transcribe|>", "<|translate|>", "a", "e"],
+        },
+    ),
+    "MoonshineForConditionalGeneration": Kind(
+        config={
+            f"{part}_{name}": value
+            for part in ("encoder", "decoder")
+            for name, value in {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}.items()
+        },
+        generation=_START,
+    ),
+    "Speech2TextForConditionalGeneration": Kind(
+        config={"max_source_positions": 600, "max_target_positions": 512, "input_feat_per_channel": 16},
+        audio={"feature_size": 16, "num_mel_bins": 16},
+        generation=_START,
+    ),
+    "CanaryForConditionalGeneration": Kind(audio={"feature_size": 128}, generation=_START),
+    "VisionEncoderDecoderModel": Kind(
+        config={
+            "encoder": {
+                "model_type": "donut-swin",
+                "image_size": [64, 64],
+                "patch_size": 4,
+                "embed_dim": 16,
+                "depths": [1, 1, 1],
+                "num_heads": [1, 2, 4],
+                "window_size": 4,
+            },
+            "decoder": {
+                "model_type": "mbart",
+                "is_decoder": True,
+                "add_cross_attention": True,
+                "scale_embedding": True,
+            },
+        },
+        processor_class="DonutProcessor",
+        image_processor="DonutImageProcessor",
+        parts={"size": {"height": 64, "width": 64}},
+        generation=_START,
+    ),
+    "PPFormulaNetForConditionalGeneration": Kind(
+        config={
+            "vision_config": {
+                "image_size": 64,
+                "patch_size": 8,
+                "window_size": 4,
+                "global_attn_indexes": [1],
+                "output_channels": 32,
+                "post_conv_in_channels": 32,
+                "post_conv_mid_channels": 32,
+                "post_conv_out_channels": 64,
+                "decoder_hidden_size": 64,
+            }
+        },
+        parts={"size": {"height": 64, "width": 64}},
+        generation=_START,
+    ),
+}
+"""`{architecture: what it needs}`."""
+
+
+_FACTORS = {
+    "q_proj.weight": 2.0,
+    "k_proj.weight": 2.0,
+    "encoder_attn.out_proj.weight": 0.3,
+    "embed_positions.weight": 2.0,
+}
+"""What the weights of such names in a decoder are multiplied by."""
+
+
+def vary_outputs(model: Any) -> None:
+    """Spread what makes tokens differ: a token sees few others, and the encoder's states do not outweigh it."""
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in model.get_decoder().named_parameters():
+            for ending, factor in _FACTORS.items():
+                if name.endswith(ending):
+                    parameter.mul_(factor)
+
+
+def generation_config(stated: Mapping[str, Any], tokenizer: Any) -> Any:
+    """Return a generation configuration, with the ids of the tokens that are named."""
+    from transformers import GenerationConfig
+
+    vocabulary = tokenizer.get_vocab()
+
+    def ids_of(value: Any) -> Any:
+        if isinstance(value, str):
+            return vocabulary.get(value, value)
+        if isinstance(value, list):
+            return [ids_of(one) for one in value]
+        return {name: ids_of(one) for name, one in value.items()} if isinstance(value, Mapping) else value
+
+    ends = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    config = GenerationConfig(**ends)
+    for name, value in stated.items():
+        setattr(config, name, ids_of(value))
+    return config
