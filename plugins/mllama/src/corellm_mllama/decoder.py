@@ -75,6 +75,6 @@ class _LayersCache:
         attended: tuple[Tensor, Tensor] = cache.update(key, value, layer_idx, *more, **named)
         return attended
 
-    def get_seq_length(self, layer_idx: int = 0) -> Any:
-        """Return how many tokens precede each, or that there are states."""
-        return 1 if layer_idx in self._of_states else self._text.get_seq_length()
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return that there are states: transformers 5.17 asks for no more, as positions are given."""
+        return 1
