@@ -37,7 +37,7 @@ class ItemStates(EncoderPrompt):
         """Return the states of these items, in this order."""
         num_states = sum(feature.placeholder.num_embeds for feature in features)
         digest = digest_of(num_states, cache_salt, (feature.identifier.encode() for feature in features))
-        return cls((), num_states, digest, visible)
+        return cls((), num_states, digest, visible=visible)
 
     def stated_tokens(self, request: Request) -> Sequence[int]:
         """Return the request's own tokens."""

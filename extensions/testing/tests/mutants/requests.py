@@ -68,7 +68,7 @@ MUTANTS = (
 
             def grow(decoder, given, output):
                 calls.append(1)
-                output[0].mul_(1 + 0.05 * len(calls))
+                output[0].mul_(1 + 0.05 * max(0, len(calls) - 9))  # the load would see it
 
             model.model.language_model.register_forward_hook(grow)
             return model
