@@ -35,11 +35,15 @@ class VoxtralReference(Reference):
         return {**output, "input_features": items} if items else output
 
     def _chunks(self, item: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Return an item's spectrogram `[chunks, mel, frames]`; the processor's lengths are those of 30 seconds."""
-        frames = 2 * self.config.audio_config.max_source_positions
-        samples = frames * self.processor.feature_extractor.hop_length
-        lengths = {"max_source_positions": frames, "pad_to_multiple_of": samples}
-        return self.processor._retrieve_input_features([item], **{**self.processor.audio_kwargs, **lengths, **kwargs})
+        """Return an item's spectrogram `[chunks, mel, frames]`.
+
+        With the processor's own arguments, which releases of transformers keep in different places, but for the lengths:
+        those are of 30 seconds.
+        """
+        extractor, frames = self.processor.feature_extractor, 2 * self.config.audio_config.max_source_positions
+        usual = {"sampling_rate": extractor.sampling_rate, "padding": True, "truncation": False, "return_tensors": "pt"}
+        lengths = {"max_source_positions": frames, "pad_to_multiple_of": frames * extractor.hop_length}
+        return self.processor._retrieve_input_features([item], **{**usual, **lengths, **kwargs})
 
     def generate(self, text: str, media: Media, kwargs: Mapping[str, Any], max_tokens: int) -> Continuation:
         """Return transformers' greedy continuation; the model gets the chunks of all items."""
