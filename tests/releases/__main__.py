@@ -28,7 +28,7 @@ releases that it may be installed with, each in an environment that differs by i
 
 - *parity*: tests that compare greedy outputs with those of transformers' `generate` of that release, of every plugin
   and of text models: in chunks, where requests are preempted, with states of recurrent layers.
-- *kinds*: [kinds of models](kinds.md) by the generic adapter, with one setting each; of the kinds that the release has.
+- *kinds*: [kinds of models](kinds.md) by the generic adapter, with one setting each; all that the release has, or some.
 - *what differs*: tests that fail, and kinds that do not pass though the page of kinds says so. A kind that is refused
   there is refused at load, with that reason.
 

@@ -27,7 +27,7 @@ class Counted:
 
     def __str__(self) -> str:
         """Return a cell of the table."""
-        return f"{self.passed} pass" + (f", {len(self.failed)} do not" if self.failed else "")
+        return f"{self.passed} of {self.passed + len(self.failed)} pass"
 
 
 def is_as_meant(environment: Environment) -> bool:

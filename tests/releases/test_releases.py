@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from packaging.version import Version
 
 from corellm.transformers_releases import TESTED
@@ -55,9 +57,9 @@ def test_a_page_is_read_as_it_is_written() -> None:
     assert page(list(rows_of(text).values())) == text
 
 
-def test_the_committed_page_has_the_range_that_is_supported() -> None:
-    """The oldest release of transformers and the installed one; and nowhere a test of parity fails."""
+def test_the_committed_page_has_the_oldest_release() -> None:
+    """The oldest release of transformers; and nowhere a test of parity fails."""
     rows = rows_of(PAGE.read_text(encoding="utf-8"))
-    assert {f"transformers {'.'.join(map(str, release))}" for release in TESTED} <= rows.keys()
-    assert all("do not" not in line.split(" | ")[1] for line in rows.values())
+    assert f"transformers {'.'.join(map(str, TESTED[0]))}" in rows
+    assert all(re.match(r"(\d+) of \1 pass", line.split(" | ")[1]) for line in rows.values())
     assert page(list(rows.values())) == PAGE.read_text(encoding="utf-8")

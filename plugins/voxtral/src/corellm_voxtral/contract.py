@@ -37,8 +37,8 @@ class VoxtralReference(Reference):
     def _chunks(self, item: Any, kwargs: Mapping[str, Any]) -> Any:
         """Return an item's spectrogram `[chunks, mel, frames]`.
 
-        With the processor's own arguments, which releases of transformers keep in different places, but for the lengths:
-        those are of 30 seconds.
+        With the processor's own arguments, which releases of transformers keep in different places; but for the
+        lengths, which are those of 30 seconds there.
         """
         extractor, frames = self.processor.feature_extractor, 2 * self.config.audio_config.max_source_positions
         usual = {"sampling_rate": extractor.sampling_rate, "padding": True, "truncation": False, "return_tensors": "pt"}
