@@ -81,8 +81,8 @@ ASIDE: dict[str, str] = {
     "worker/kv_cache.py": "KVCache.swap_out KVCache.swap_in",
     "worker/step_in_flight.py": "StepInFlight.__init__",
     "sampling/sampling_state.py": (
-        "SamplingState.__init__ SamplingState._constant_additions SamplingState._reachable _forbidden "
-        "TokenTally.__init__"
+        "SamplingState.__init__ SamplingState._constant_additions SamplingState._opening SamplingState._reachable "
+        "_forbidden TokenTally.__init__"
     ),
     "sampling_params.py": "SamplingParams.greedy",
     "worker/sequence_state.py": "SequenceState.sync_blocks rope_positions",
