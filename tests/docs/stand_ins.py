@@ -26,6 +26,7 @@ import corellm_fuyu.tiny
 import corellm_gemma3.tiny
 import corellm_internvl.tiny
 import corellm_llava.tiny
+import corellm_mllama.tiny
 import corellm_molmo.tiny
 import corellm_paligemma.tiny
 import corellm_qwen_audio.tiny
@@ -69,7 +70,11 @@ PUBLISHED: dict[str, Callable[[Path], object]] = {
     "google/paligemma2-3b-mix-224": partial(
         corellm_paligemma.tiny.make_tiny_checkpoint, decoder="gemma2", sliding_window=512
     ),
+    "meta-llama/Llama-3.2-11B-Vision-Instruct": corellm_mllama.tiny.make_tiny_checkpoint,
     "mistralai/Voxtral-Mini-3B-2507": corellm_voxtral.tiny.make_tiny_checkpoint,
+    "openai/whisper-tiny": partial(
+        corellm_transformers.tiny.make_tiny_checkpoint, architecture="WhisperForConditionalGeneration"
+    ),
     "llava-hf/llava-1.5-7b-hf": corellm_llava.tiny.make_tiny_checkpoint,
     "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": partial(
         corellm_transformers.tiny.make_tiny_checkpoint, architecture="LlavaOnevisionForConditionalGeneration"
@@ -85,7 +90,7 @@ IMAGES = {
     "after.jpg": "circles.png",
 }
 VIDEOS = {"clip.mp4": "square.mp4"}
-AUDIO = ("sound.flac", "birds.flac", "glass.mp3")
+AUDIO = ("sound.flac", "birds.flac", "glass.mp3", "speech.wav")
 
 
 def write_published(name: str, path: Path) -> None:
