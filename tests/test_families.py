@@ -314,10 +314,10 @@ def test_a_video_of_one_frame(load: Load, name: str) -> None:
         assert output.outputs[0].token_ids
 
 
-def test_the_generic_adapter_refuses_an_encoder_that_reads_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_generic_adapter_refuses_an_encoder_of_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Florence-2 without its plugin: the error names the hook that says what its encoder reads."""
     path = importlib.import_module("corellm_florence2.tiny").make_tiny_checkpoint(tmp_path)
     generic = importlib.import_module("corellm_transformers")
     monkeypatch.setattr(AdapterEntry, "load", lambda _: getattr(generic, generic.__all__[0]))
-    with pytest.raises(CheckpointError, match="Florence2ForConditionalGeneration .*get_encoder_states"):
+    with pytest.raises(CheckpointError, match=r"Florence2ForConditionalGeneration .*get_encoder_states"):
         LLM(str(path))
