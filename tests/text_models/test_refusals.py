@@ -25,8 +25,8 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "BertLMHeadModel": ({"intermediate_size": 96}, CheckpointError, "mask .*not the causal"),
     "T5ForConditionalGeneration": (
         {"d_kv": 16, "d_ff": 96},
-        CheckpointError,
-        "'t5' .*encoder-decoder",
+        PluginNotFoundError,
+        "T5ForConditionalGeneration: .*no processor",
     ),
     # by what layers pass to attention
     "DiffLlamaForCausalLM": (_GROUPED, CheckpointError, "DiffLlamaModel .*more than once"),
