@@ -163,7 +163,7 @@ def test_ranges_of_a_chunk() -> None:
 
 
 class Hooks:
-    """Of an adapter that states these ranges."""
+    """Hooks of an adapter that states these ranges."""
 
     def __init__(self, given: object) -> None:
         self._given = given
@@ -193,6 +193,6 @@ def test_ranges_that_are_right() -> None:
 
 
 def test_an_item_without_states_is_refused() -> None:
-    """Its embeddings would get lost."""
+    """No token takes its embeddings: they would get lost."""
     with pytest.raises(ContractError, match=r"image 0.*PromptUpdateDetails\.num_states"):
         visible_of([(0, 0, 1)], make_feature("cat", 1, 1))

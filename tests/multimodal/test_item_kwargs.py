@@ -63,7 +63,7 @@ def question_of(feature: MultiModalFeature) -> int:
 
 
 def test_another_question_makes_another_item(processor: MultiModalProcessor, adapter: Asked) -> None:
-    """Of one image: other tensors, another identity. With the same question it is in the cache."""
+    """One image has other tensors and another identity; with the same question it is in the cache."""
     what, where, again = (ask(processor, question, make_image(3)) for question in (WHAT, WHERE, WHAT))
     assert (question_of(what), question_of(where)) == (WHAT, WHERE)
     assert what.identifier != where.identifier
@@ -141,7 +141,7 @@ def test_a_requests_arguments_go_first(processor: MultiModalProcessor) -> None:
 
 
 def test_what_an_expansion_takes_is_bounded(processor: MultiModalProcessor, adapter: Asked) -> None:
-    """Of an item whose prompt is not known yet, nothing is processed: it has no more tokens than the largest."""
+    """Nothing is processed of an item whose prompt is not known yet: it has no more tokens than the largest."""
     most = processor.profile.max_tokens["image"]
     assert processor.expansion({"image": [make_image(3)]}, None, {}, None) == most
     assert processor.expansion({"image": [None]}, None, {"image": ["never sent"]}, None) == most

@@ -21,9 +21,9 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[2]
 OLDEST = {"transformers": Version("5.17"), "torch": Version("2.11"), "python": Version("3.11")}
-"""By library; `python` for the interpreter."""
+"""The oldest release of each library; `python` is the interpreter."""
 NEWEST = {"transformers": Version("6"), "torch": Version("3"), "python": Version("3.14")}
-"""The first that is not meant."""
+"""The first release of each that is not tried."""
 _PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check")
 
 

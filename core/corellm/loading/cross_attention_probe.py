@@ -34,7 +34,7 @@ class CrossAttentionProbe(_Probe):
         self._of_states = False  # whether the layer that attends now does so to states
 
     def run(self, language_model: nn.Module, width: int, dtype: torch.dtype) -> Tensor:
-        """Run a first step with positions the other way round, a later one, then a first one, whose layers stay noted.
+        """Run a first step with positions the other way round, a later one, then first ones, whose layers stay noted.
 
         Returns:
             Hidden states `[1, num_tokens, hidden_size]`.
@@ -46,7 +46,7 @@ class CrossAttentionProbe(_Probe):
         for ours, other in zip(rows, turned, strict=True):
             if not bool((other.flip(-2) - ours).abs().max() <= SAME * ours.abs().max()):
                 self.refuse("does not give tokens the positions that it is told, so requests cannot share a batch")
-        return rows[-1]
+        return super().run(language_model, width, dtype)
 
     def _pass(
         self,

@@ -82,6 +82,8 @@ class _Probe:
         self._keys_of: dict[int, Tensor] = {}
         self._rows: list[Tensor] = []
         """What layers pass to attention, of the last pass: `[..., num_tokens, head_size]`."""
+        self._told: list[Tensor] = []
+        """These rows of the pass that `run` returns, and its hidden states."""
         self.decoder, self._softcaps, self._sinks = decoder, softcaps, sinks
         self._causal: set[tuple[_StatedMask, int | None]] = set()
         """Masks that are causal within a window; most layers share one."""
@@ -96,16 +98,16 @@ class _Probe:
 
     def run(self, language_model: nn.Module, width: int, dtype: torch.dtype) -> Tensor:
         """Run a few tokens through the decoder; return its hidden states `[1, num_tokens, hidden_size]`."""
-        return self._pass(language_model, self._embeds(width, dtype)[1:])[-1]
+        self._told = self._pass(language_model, self._embeds(width, dtype)[1:])
+        return self._told[-1]
 
     def mixes_tokens(self, language_model: nn.Module, width: int, dtype: torch.dtype) -> bool:
         """Return whether a token depends on the one before by more than attention, which here is zero.
 
-        Its row shows that: what its layers pass to attention, or its hidden state.
+        Its row shows that: what its layers pass to attention, or its hidden state, behind another token than in `run`.
         """
-        embeds = self._embeds(width, dtype)
-        rows, changed = (self._pass(language_model, embeds[tokens]) for tokens in ([1, 2], [0, 2]))
-        for row, other in zip(rows, changed, strict=True):
+        changed = self._pass(language_model, self._embeds(width, dtype)[[0, 2]])
+        for row, other in zip(self._told, changed, strict=True):
             last, same = row[..., -1, :].float(), other[..., -1, :].float()
             if not torch.allclose(last, same, rtol=0, atol=SAME * float(last.abs().max()), equal_nan=True):
                 return True

@@ -15,6 +15,7 @@ from corellm.config import EngineConfig
 from corellm.hookspecs import ModelContext
 from corellm.loading.model_parts import ModelParts
 from corellm.loading.sizing import Sizes, sequences_at_once, token_budget, wanted_len
+from corellm.multimodal.profile import DummyProfile
 from corellm.scheduling.block_pool import BlockPool
 from corellm.scheduling.block_user import BlockUser
 from corellm.worker.kv_cache import CacheBytes, KVCache, block_bytes
@@ -89,6 +90,23 @@ def _make_users(config: EngineConfig, weights: ModelParts, sizes: Sizes, pool: B
 
         users.append(StateBlocks(pool, block_size, enable_caching=config.cache.enable_prefix_caching))
     return users
+
+
+def most_states(weights: ModelParts, profile: DummyProfile) -> int:
+    """Return the most states of a sequence that lie in the KV cache; 0 for a model without any."""
+    return _largest_item(profile) if weights.sees_states else weights.max_states or 0
+
+
+def embeddings_at_once(config: EngineConfig, weights: ModelParts, profile: DummyProfile, sizes: Sizes) -> int:
+    """Return how many embeddings of items a step must be able to make: those of the largest item.
+
+    States of a request's items are written in one step: of these as many as there are slots.
+    """
+    return (sizes.num_blocks - 1) * config.cache.block_size if weights.sees_states else _largest_item(profile)
+
+
+def _largest_item(profile: DummyProfile) -> int:
+    return max(profile.max_embeds.values(), default=0)
 
 
 def cache_bytes(

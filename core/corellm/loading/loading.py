@@ -33,7 +33,14 @@ from corellm.loading.dummy_steps import (
     count_position_rows,
     profile_run,
 )
-from corellm.loading.features import cache_bytes, make_recurrent_states, parts_of, users_of
+from corellm.loading.features import (
+    cache_bytes,
+    embeddings_at_once,
+    make_recurrent_states,
+    most_states,
+    parts_of,
+    users_of,
+)
 from corellm.loading.locating import LocatedModel
 from corellm.loading.model_parts import ModelParts, load_weights
 from corellm.loading.opening import (
@@ -146,8 +153,7 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
     _measure_profile_run(config, context, make_runner, profile, span, memory)
 
     cache = cache_bytes(config, context, weights, kv_dtype, span)
-    max_states = max(mm_processor.profile.max_embeds.values(), default=0) if weights.sees_states else weights.max_states
-    sizes = plan_sizes(config, context, cache, memory, max_states or 0)
+    sizes = plan_sizes(config, context, cache, memory, most_states(weights, mm_processor.profile))
     freeze_rope(weights.language_model, sizes.max_model_len)
     context.max_model_len = longest_prompt(opened, sizes.max_model_len)
     if context.max_model_len < max(mm_processor.profile.max_tokens.values(), default=0):  # the dummies must fit
@@ -158,9 +164,6 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
         runner = make_runner(
             num_blocks=sizes.num_blocks, num_host_blocks=sizes.num_host_blocks, num_places=sizes.num_places
         )
-    at_once = max(mm_processor.profile.max_embeds.values(), default=0)
-    if weights.sees_states:  # of all items in one step: as many as have room; beside its KV a state is small
-        at_once = (sizes.num_blocks - 1) * config.cache.block_size
     if reasons := ", ".join(filter(None, (part.uncapturable for part in runner.parts))):
         logger.info("decode steps do not run as graphs: %s", reasons)
     elif backend.capturable and not config.model.enforce_eager:
@@ -178,7 +181,7 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
         scheduler=make_scheduler(
             config,
             sizes,
-            largest_item=at_once,
+            largest_item=embeddings_at_once(config, weights, mm_processor.profile, sizes),
             longest_whole=span,
             make_users=users_of(config, weights, sizes),
         ),

@@ -30,7 +30,7 @@ class DummyProfile:
     max_tokens: Mapping[str, int]
     """`{modality: placeholder tokens}`."""
     max_embeds: Mapping[str, int]
-    """`{modality: embeddings}`, never more than the tokens."""
+    """`{modality: embeddings}`, never more than the tokens, unless they are states."""
     placeholder_token_ids: Mapping[int, str]
     """Tokens that take embeddings, and their modality: never in a prompt outside a placeholder."""
     features: Sequence[MultiModalFeature]

@@ -60,6 +60,8 @@ class SamplingState:
         self._constant, self._bad_endings = self._constant_additions(sequence)
         self._held_back = _forbidden(self._reachable(sequence.stop_token_ids))
         self._choices, self._not_first = self._opening(sequence)
+        self._num_opening = len(self._choices) + bool(len(self._not_first[0]))
+        """Tokens of the output that are chosen by rules of their place."""
 
         self._repeats_prompt = params.repetition_penalty != 1.0
         self.penalised = self._repeats_prompt or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
@@ -112,13 +114,8 @@ class SamplingState:
             or len(self._constant[0]) > 0
             or bool(self._bad_endings)
             or self._below_min_tokens
-            or self.num_generated < len(self._choices)
-            or self._is_behind_choices
+            or self.num_generated < self._num_opening
         )
-
-    @property
-    def _is_behind_choices(self) -> bool:
-        return len(self._outputs) == len(self._choices) and len(self._not_first[0]) > 0
 
     @property
     def _below_min_tokens(self) -> bool:
@@ -162,7 +159,7 @@ class SamplingState:
         found = [self._constant] if len(self._constant[0]) else []
         if self._below_min_tokens:
             found.append(self._held_back)
-        if self._is_behind_choices:
+        if len(self._choices) <= self.num_generated < self._num_opening:
             found.append(self._not_first)
         if self._bad_endings and self._outputs:
             endings = self._bad_endings.get(self._outputs[-1], ())

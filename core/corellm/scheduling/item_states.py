@@ -20,7 +20,7 @@ from corellm.scheduling.request import Request
 from corellm.scheduling.request_part import RequestPart
 
 VisibleStates = tuple[int, int, int]
-"""From the first number on, tokens of a prompt see the states from the second number up to the third."""
+"""`(token, start, end)`: from that token on, tokens of a prompt see the states `start` up to `end`."""
 
 
 @dataclass(slots=True)

@@ -52,7 +52,7 @@ def form(running: Running, url: str = URL, **fields: Any) -> Any:
 
 
 def test_an_encoder_decoder_gets_the_audio_alone(tmp_path: Path) -> None:
-    """Its text is the engine's for an empty prompt; what it would be told is refused."""
+    """Its text is what the engine writes for an empty prompt; a language is refused."""
     make_generic_checkpoint(tmp_path, architecture="WhisperForConditionalGeneration")
     llm = AsyncLLM(str(tmp_path), dtype="float32", max_num_seqs=2)
     with serving(llm, max_body_bytes=200_000) as running:

@@ -106,7 +106,7 @@ def test_tokens_are_the_processors(tmp_path: Path, add_bos: bool) -> None:
 
 
 def test_a_conversation_has_one_bos(llm: LLM, processor: Any) -> None:
-    """As transformers' `apply_chat_template` makes of it."""
+    """The prompt is what transformers' `apply_chat_template` makes of the conversation."""
     messages = [
         {"role": "system", "content": [{"type": "text", "text": "Be brief."}]},
         {"role": "user", "content": [{"type": "image", "image": make_image(1)}, {"type": "text", "text": "What?"}]},
@@ -240,7 +240,7 @@ def test_the_same_text_behind_another_image_shares_nothing(llm: LLM) -> None:
 
 @pytest.mark.parametrize("index", [0, 2, 3])
 def test_log_probabilities(llm: LLM, processor: Any, reference: Any, expected: list[list[int]], index: int) -> None:
-    """Of prompt and output: those of transformers' forward pass."""
+    """Log-probabilities of prompt and output are those of transformers' forward pass."""
     text, seeds = PROMPTS[index]
     (output,) = llm.generate(prompt(text, seeds), greedy(8, logprobs=0, prompt_logprobs=0), use_tqdm=False)
     inputs = inputs_of(processor, text, seeds)

@@ -17,7 +17,7 @@ from corellm_transformers.processors import read_tokenizer
 def test_a_processor_may_leave_the_first_token_to_the_template(
     tmp_path: Path, model_type: str, named: str | None, begun: bool
 ) -> None:
-    """By its class: the one that the files name, else that of the type of model, if there is one."""
+    """Their class is the one that the files name, else that of the type of model, if there is one."""
     train_tokenizer([], bos="<s>", add_bos=True).save_pretrained(tmp_path)
     stated = {} if named is None else {"processor_config.json": {"processor_class": named}}
     write_json(tmp_path, {"config.json": {"model_type": model_type}, **stated})

@@ -26,7 +26,7 @@ from corellm_voxtral.tiny import make_tiny_checkpoint
 RATE = 16_000
 CHUNK = 4 * RATE
 TOKENS = 50
-"""Of a chunk of four seconds."""
+"""Tokens of a chunk of four seconds."""
 PLACEHOLDER = "[BEGIN_AUDIO][AUDIO]"
 GREEDY = SamplingParams(temperature=0, max_tokens=6, min_tokens=6)
 
@@ -142,7 +142,7 @@ def test_audio_is_padded_to_whole_chunks(llm: LLM, num_samples: int) -> None:
 
 
 def test_truncation_cuts_to_one_chunk(llm: LLM) -> None:
-    """Where a request asks for it."""
+    """Audio is cut where a request asks for it."""
     got = process(llm, PLACEHOLDER, make_audio(2 * CHUNK, RATE, 7), truncation=True)
     assert got.token_ids.count(llm.engine.context.hf_config.audio_token_id) == TOKENS
 

@@ -15,7 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL.Image import Transpose
 
 from corellm.errors import CheckpointError, MediaError, UnsupportedModalityError
 from corellm.hookspecs import ModelContext
@@ -23,6 +22,7 @@ from corellm.multimodal import dummy_audios, dummy_images, dummy_videos
 from corellm_transformers.largest import largest_image, largest_video, longest_audio
 from corellm_transformers.placeholders import ARGUMENT, Ends, between, candidates, ends, flat, marked
 from corellm_transformers.processors import Absent
+from corellm_transformers.small_items import small_audio, small_image, small_size, turned
 from corellm_transformers.videos import processed, video_of
 
 if TYPE_CHECKING:
@@ -149,23 +149,21 @@ class Family:
     def small(self, modality: str, seed: int = 0) -> Any:
         """Return a small item; another one, and of another size, for each seed."""
         if modality == "audio":
-            return dummy_audios(1, num_samples=int((0.7 + 0.4 * seed) * self.sampling_rate))[0]
-        width, height = 90 + 37 * seed, 70 + 11 * seed
+            return small_audio(self.sampling_rate, seed)
         if modality == "video":
+            width, height = small_size(seed)
             part = self.processor.video_processor
             sampled = getattr(part, "num_frames", None) if getattr(part, "do_sample_frames", False) else None
             frames = max(8, sampled or 0) + 2 * seed  # some processors take no video of fewer frames than they sample
             return video_of(dummy_videos(1, width=width, height=height, num_frames=frames)[0], _FPS)
-        return dummy_images(1, width=width, height=height)[0]
+        return small_image(seed)
 
     def turned(self, modality: str) -> Any:
         """Return an item of the size of a small one that differs from it: upside down, or backwards."""
         item = self.small(modality)
-        if modality == "audio":
-            return item[::-1].copy()
         if modality == "video":
             return video_of(np.stack(list(item.read()))[:, ::-1, ::-1].copy(), _FPS)
-        return item.transpose(Transpose.ROTATE_180)
+        return turned(item)
 
     def in_chats(self, modality: str) -> str:
         """Return what stands for an item in a conversation: its text, with the tokens of the chat template around."""

@@ -45,10 +45,8 @@ def _is_refused(subject: Subject, text: str, media: Media) -> bool:
     """Whether the adapter does not take items of these modalities together."""
     try:
         subject.process(text, media)
-    except UnsupportedModalityError:
-        return True
-    except CorellmError:  # the request itself shows it
-        return False
+    except CorellmError as error:  # another one is the request's own
+        return isinstance(error, UnsupportedModalityError)
     return False
 
 

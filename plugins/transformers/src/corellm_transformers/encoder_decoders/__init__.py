@@ -101,7 +101,7 @@ class EncoderDecoder:
 
     @hookimpl
     def get_max_encoder_states(self) -> int:
-        """Those of the largest item: of an image of 1024 pixels a side, or of a minute of audio, or as fit."""
+        """The states of the largest item that is tried: an image of 1024 pixels a side, or a minute of audio."""
         return self._largest[0]
 
     @hookimpl

@@ -5,6 +5,7 @@ What differs is refused with the reason. Knows models of transformers by what th
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from corellm_transformers.encoder_decoders.outline import Outline
 from corellm_transformers.encoder_decoders.passing import hand_on
 from corellm_transformers.encoder_decoders.reading import embeddings_given, logits_of, share_embeddings, states_given
 from corellm_transformers.family import needs_plugin
+from corellm_transformers.small_items import turned
 
 _NUM_TOKENS = 5
 
@@ -79,7 +81,7 @@ class Reader:
     def _check_states(self, items: Items, outline: Outline) -> None:
         """Refuse other numbers of states than were counted, and a model that does not tell items apart."""
         made = []
-        for item in (items.small(), items.turned(), items.small(1)):
+        for item in (items.small(), turned(items.small()), items.small(1)):
             tensors = items.process(item, {})
             made.append(self.states(tensors))
             counted, width = outline.states(tensors)
@@ -96,8 +98,7 @@ class Reader:
         some = torch.linspace(0, len(self._model.get_input_embeddings().weight) - 1, _NUM_TOKENS, device=self._device)
         ids = some.long()
         positions = torch.arange(_NUM_TOKENS, device=self._device)[None]
-        takes_positions = "position_ids" in self._decoder.forward.__code__.co_varnames
-        more = {"position_ids": positions} if takes_positions else {}
+        more = {"position_ids": positions} if "position_ids" in signature(self._decoder.forward).parameters else {}
         theirs = embeddings_given(self._decoder, input_ids=ids[None])
         try:
             embeddings_given(self._decoder, inputs_embeds=self.text(ids)[None], **more)

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from PIL.Image import Transpose
-
 from corellm.errors import MediaError
 from corellm.hookspecs import ModelContext
 from corellm.multimodal import dummy_audios, dummy_images
 from corellm_transformers.family import needs_plugin
 from corellm_transformers.placeholders import ARGUMENT
 from corellm_transformers.processors import Absent
+from corellm_transformers.small_items import small_audio, small_image
 
 PARTS = {"audio": "feature_extractor", "image": "image_processor"}
 """The part of a processor by which it takes a modality."""
@@ -85,14 +84,7 @@ class Items:
 
     def small(self, seed: int = 0) -> Any:
         """Return a small item; another one, and of another size, for each seed."""
-        if self.modality == "audio":
-            return dummy_audios(1, num_samples=int((0.7 + 0.4 * seed) * self.sampling_rate))[0]
-        return dummy_images(1, width=90 + 37 * seed, height=70 + 11 * seed)[0]
-
-    def turned(self) -> Any:
-        """Return an item of the size of a small one that differs from it: upside down, or backwards."""
-        item = self.small()
-        return item[::-1].copy() if self.modality == "audio" else item.transpose(Transpose.ROTATE_180)
+        return small_audio(self.sampling_rate, seed) if self.modality == "audio" else small_image(seed)
 
     def larger(self) -> Iterator[Any]:
         """Yield items, each larger than the one before: images of up to 1024 pixels a side, audio of up to a minute."""

@@ -11,6 +11,7 @@ import functools
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -22,6 +23,11 @@ from corellm.errors import CheckpointError
 from corellm.hookspecs import ModelContext
 from corellm.modelling import text_decoder, transformers_class
 from corellm_transformers.encoder_decoders.reading import Encoded, share_embeddings, states_given
+
+_MOST_SHAPES = 1024
+"""Shapes of items whose states are remembered: audio may have any length."""
+_STEPS = 4
+"""Tokens that `generate` is watched for."""
 
 
 @dataclass(frozen=True)
@@ -54,19 +60,23 @@ class Outline:
             self._model.generation_config = GenerationConfig.from_pretrained(context.model_path)
         self._decoder = text_decoder(model, config)
         share_embeddings(model, self._decoder)
-        self._known: dict[tuple[Any, ...], tuple[int, int]] = {}
+        self._counted = lru_cache(_MOST_SHAPES)(self._count)
         self._counting = threading.Lock()
 
     def states(self, tensors: Mapping[str, Any]) -> tuple[int, int]:
         """Return how many states the encoder makes of an item's tensors, and their width; by shapes alone."""
-        shapes = {name: value for name, value in tensors.items() if isinstance(value, Tensor) and "mask" not in name}
-        key = tuple((name, tuple(value.shape)) for name, value in sorted(shapes.items()))
+        shapes = tuple(
+            (name, value.shape, value.dtype)
+            for name, value in sorted(tensors.items())
+            if isinstance(value, Tensor) and "mask" not in name
+        )
         with self._counting:
-            if key not in self._known:
-                given = {name: torch.empty_like(value, device="meta") for name, value in shapes.items()}
-                made = states_given(self._model, self._decoder, given)
-                self._known[key] = made.shape[0], made.shape[1]
-            return self._known[key]
+            return self._counted(shapes)
+
+    def _count(self, shapes: tuple[tuple[str, torch.Size, torch.dtype], ...]) -> tuple[int, int]:
+        given = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape, dtype in shapes}
+        made = states_given(self._model, self._decoder, given)
+        return made.shape[0], made.shape[1]
 
     # --- generate ---------------------------------------------------------------------------------------------------
 
@@ -119,10 +129,6 @@ class Outline:
         shell.generate(
             **{name: tensors[name]}, logits_processor=[watch], max_new_tokens=_STEPS, do_sample=False, use_cache=False
         )
-
-
-_STEPS = 4
-"""Tokens that `generate` is watched for."""
 
 
 class _Watch(LogitsProcessor):  # type: ignore[misc]  # transformers has no types

@@ -36,7 +36,7 @@ class Kind:
     more_tokens: tuple[str, ...] = ()
     """Special tokens without such an attribute."""
     last_tokens: tuple[str, ...] = ()
-    """Those of its special tokens that come after all others."""
+    """Special tokens that come after all others."""
     add_bos: bool = True
     """Whether its tokenizer begins every text with a token."""
     marks: Mapping[str, tuple[str, str]] = field(default_factory=dict)
