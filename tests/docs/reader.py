@@ -41,15 +41,16 @@ class Reader:
 
     Args:
         here: an empty folder.
+        whole: run slow rules of contracts, too.
     """
 
-    def __init__(self, here: Path) -> None:
+    def __init__(self, here: Path, *, whole: bool = False) -> None:
         self.here = here
         for entry in ROOT.iterdir():
             if not entry.name.startswith(".") and entry.name not in OWN_ENTRIES:
                 (here / entry.name).symlink_to(entry)
         self.namespace: dict[str, Any] = {"__name__": PAGE}
-        self.shell = Shell(here)
+        self.shell = Shell(here, whole=whole)
 
     def follow(self, blocks: Sequence[Block]) -> None:
         """Run all blocks of a page in their order.
@@ -129,11 +130,11 @@ class Reader:
 
 
 @contextlib.contextmanager
-def reading(here: Path) -> Iterator[Reader]:
+def reading(here: Path, *, whole: bool = False) -> Iterator[Reader]:
     """Yield a reader, and restore the process afterwards."""
     paths, writes = list(sys.path), sys.dont_write_bytecode
     sys.dont_write_bytecode = True  # bytecode of a file that changes twice in a second would be stale
-    reader = Reader(here)
+    reader = Reader(here, whole=whole)
     try:
         yield reader
     finally:

@@ -54,10 +54,12 @@ class Shell:
 
     Args:
         here: the folder.
+        whole: run slow rules of contracts, too.
     """
 
-    def __init__(self, here: Path) -> None:
+    def __init__(self, here: Path, *, whole: bool = False) -> None:
         self._here = here
+        self._whole = whole
         self.cwd = here
         self._installed = here / ".installed"
         self._paths: list[str] = []
@@ -109,7 +111,7 @@ class Shell:
         if name == "python":
             return lambda: self._python(rest)
         if name == "pytest":
-            return lambda: self._process([sys.executable, "-m", "pytest", *rest])
+            return lambda: self._pytest(rest)
         if name == "hf":
             return lambda: self._download(rest)
         if name == "cd":
@@ -174,6 +176,11 @@ class Shell:
         """Check only that there is a project: its wheel was built when it was installed."""
         assert (self.cwd / "pyproject.toml").is_file(), "python -m build: there is no pyproject.toml"
         return 0, ""
+
+    def _pytest(self, arguments: list[str]) -> tuple[int, str]:
+        """Run the tests of the page's project; of those of the installed plugins, which run anyway, list the names."""
+        less = [] if self._whole else ["--collect-only" if "--pyargs" in arguments else "--contract-quick"]
+        return self._process([sys.executable, "-m", "pytest", *arguments, *less])
 
     def _process(self, command: list[str]) -> tuple[int, str]:
         paths = os.pathsep.join([*self._paths, os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)

@@ -22,7 +22,8 @@ A block with `title="path"` is written to that file, for the blocks after it; Py
     curl            its body is checked
     corellm         run, in this process. A hub model is replaced by a tiny random one of the same architecture
     python          run, in this process
-    pytest          run, in a process
+    pytest          of a project that the page made: run, in a process, without the slow rules of its contract, which
+                    `-m full` runs, too. Otherwise its tests are listed, as they run anyway
     cat, find, ...  run, by bash
     pip install     of a project that the page made: run, without dependencies, into the page's folder. Otherwise
                     checked: paths and extras exist, distributions are the project's own dependencies, as pinned
@@ -67,7 +68,18 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("page", PAGES)
 def test_page(page: str, tmp_path: Path, published: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every block of the page runs, and prints what the page shows."""
+    _follow(page, tmp_path, published, monkeypatch)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "extensions/testing/README.md"])
+def test_whole_contracts(page: str, tmp_path: Path, published: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plugins that the page makes keep every rule of the contract."""
+    _follow(page, tmp_path, published, monkeypatch, whole=True)
+
+
+def _follow(page: str, here: Path, published: Any, monkeypatch: pytest.MonkeyPatch, *, whole: bool = False) -> None:
     monkeypatch.setattr("corellm.loading.checkpoint._download", published)
-    write_media(tmp_path)
-    with reading(tmp_path) as reader:
+    write_media(here)
+    with reading(here, whole=whole) as reader:
         reader.follow(find_blocks(ROOT / page, page))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -24,6 +25,13 @@ STEPS = (((0, 40), (0, 6), (0, 0)), ((0, 0), (6, 7), (0, 33)), ((40, 41), (0, 0)
 """Tokens `[start, end)` of each sequence in each step: mixtures of decodes, whole prompts and chunks."""
 SPANS = ((5, 38), (1, 6), (10, 12))
 """Tokens `[start, end)` of each sequence, within a step, that see each other."""
+PAIRS = [
+    (None, None, False, True), (None, 1.5, True, False), (12, None, True, True), (12, 1.5, False, False),
+    (40, None, False, False), (40, 1.5, True, True),
+]  # fmt: skip
+"""Every two values of a window, a softcap, sinks and uncut spans are in one of them."""
+SETTINGS = list(product((None, 12, 40), (None, 1.5), (False, True), (False, True))) if DEVICE.type == "cuda" else PAIRS
+"""Interpreted, a case takes seconds."""
 
 
 def angles(sections: tuple[int, int, int] | None) -> Rotary:
@@ -116,10 +124,7 @@ def test_steps(window: int | None, sections: tuple[int, int, int] | None) -> Non
     torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("window", [None, 12, 40])
-@pytest.mark.parametrize("softcap", [None, 1.5])
-@pytest.mark.parametrize("with_sinks", [False, True])
-@pytest.mark.parametrize("uncut", [False, True])
+@pytest.mark.parametrize(("window", "softcap", "with_sinks", "uncut"), SETTINGS)
 def test_spans_caps_and_sinks(window: int | None, softcap: float | None, with_sinks: bool, uncut: bool) -> None:
     """Beside each other, in chunks and decodes; windows are smaller and larger than the spans, and cut them or not."""
     sinks = torch.linspace(-3, 3, KV_HEADS * GROUPS, device=DEVICE) if with_sinks else None

@@ -125,10 +125,15 @@ class Rules:
             if not isinstance(reason, str) or sum(word.isalpha() for word in reason.split()) < 3:
                 raise TypeError(f"{cls.__name__}.{attribute}[{name!r}] must say in a sentence why {why}")
 
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _checked(cls) -> None:
+        """Check the class once more: it can be changed after it is made."""
+        cls._check()
+
     @pytest.fixture(autouse=True)
     def _rule(self, request: pytest.FixtureRequest) -> None:
         """Set `rule` for the failure's message; skip a rule that has an exception."""
-        self._check()  # once more: classes can be changed after they are made
         name: str = request.function.__name__
         if name in self.exceptions:
             pytest.skip(f"not kept by {type(self).__name__}: {self.exceptions[name]}")

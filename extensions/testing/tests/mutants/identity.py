@@ -64,7 +64,7 @@ MUTANTS = (
     ),
     _reading(
         "images lose their lowest bits",
-        "test_a_thousand_items_stay_within_the_cache",
+        "test_many_items_stay_within_the_cache",
         "image = image.point(lambda value: value // 8 * 8)",
     ),
     LLAVA.given(

@@ -22,6 +22,8 @@ class EngineRules(GreedyRules):
     what the hooks are called with, once; that the engine keeps its promises in all combinations its own tests prove.
     """
 
+    fills_memory = True
+
     @slow()
     def test_preemption(self, subject: Subject, examination: Examination) -> None:
         """Where requests are preempted and recomputed, and the caches hold one item, tokens are the same.
