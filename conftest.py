@@ -4,6 +4,7 @@ transformers is quiet, and without a GPU Triton's kernels are interpreted.
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -18,6 +19,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # several processes share the processor
 
 import hypothesis
 import pytest
+
+gc.disable()  # until all modules are imported
 
 # how fast an example runs says more of the machine's other work than of the code
 hypothesis.settings.register_profile("corellm", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -38,6 +41,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     from corellm_testing.rules import Rules
 
     items.sort(key=lambda item: not issubclass(getattr(item, "cls", None) or object, Rules))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported and collected out of garbage collection: it would be walked through time and again."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

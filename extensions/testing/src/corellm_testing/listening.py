@@ -108,8 +108,12 @@ def bytes_alive() -> int:
     import numpy as np
     import torch
 
+    frozen = gc.get_freeze_count()
+    gc.unfreeze()  # what was imported early may hold them
     gc.collect()
     values = gc.get_referents(*gc.get_objects())  # millions
+    if frozen:
+        gc.freeze()
     # types of their own, not those of what proxies stand for, which may be gone
     kinds = {kind for kind in set(map(type, values)) if issubclass(kind, (np.ndarray, torch.Tensor))}
     memory: dict[int, int] = {}

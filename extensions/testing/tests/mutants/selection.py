@@ -1,5 +1,7 @@
 """Which mutants a run of the tests examines: those that a change touches, and the first of each part.
 
+Unchanged copies are examined of those plugins, and always of one.
+
 A mutant is touched where its mistake, its plugin's package, its rule's module or what that imports from
 `corellm_testing` differs from what it was when the mutant was last seen caught: `caught.txt` has a fingerprint of each.
 Changes of the engine alone touch none; `--mutants all`, which `make mutants` gives, examines every one.
@@ -32,16 +34,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the mutants that are not touched."""
-    examined = [item for item in items if "mutant" in getattr(getattr(item, "callspec", None), "params", ())]
+    """Leave out the mutants that are not touched, and unchanged copies of plugins without any that is."""
+    examined = [item for item in items if "mutant" in _parameters(item)]
     if not examined or config.getoption("--mutants") == "all":
         return
-    from extensions.testing.tests.mutants.mutants import PARTS
+    from extensions.testing.tests.mutants.mutants import CONTRACTS, MUTANTS, PARTS
 
     always = {mutants[0] for mutants in PARTS.values()}
     known = fingerprints()
-    left_out = {item for item in examined if not (_mutant(item) in always or touched(_mutant(item), known))}
+    changed = {mutant for mutant in MUTANTS if touched(mutant, known)}
+    left_out = {item for item in examined if _mutant(item) not in always | changed}
     config.stash[_left_out] = len(left_out)
+    copied = {CONTRACTS[0], *(mutant.contract for mutant in changed)}
+    left_out |= {item for item in items if _parameters(item).get("contract", CONTRACTS[0]) not in copied}
     config.hook.pytest_deselected(items=[*left_out])
     items[:] = [item for item in items if item not in left_out]
 
@@ -149,8 +154,13 @@ def _spec(name: str) -> Any:
     return spec
 
 
+def _parameters(item: pytest.Item) -> dict[str, Any]:
+    found: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+    return found
+
+
 def _mutant(item: pytest.Item) -> Mutant:
-    mutant: Mutant = item.callspec.params["mutant"]  # type: ignore[attr-defined]
+    mutant: Mutant = _parameters(item)["mutant"]
     return mutant
 
 
