@@ -10,8 +10,6 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is first imported
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# compiling what librosa brings takes twenty seconds, for files of a second
-os.environ.setdefault("NUMBA_DISABLE_JIT", "1")
 # read when Triton is first imported, by any module
 os.environ.setdefault("TRITON_INTERPRET", "0" if Path("/dev/nvidiactl").exists() else "1")
 if "PYTEST_XDIST_WORKER" in os.environ:  # several processes share the processors
