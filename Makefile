@@ -54,8 +54,8 @@ parity-torch: setup ## the engine and text models on torch's kernels instead of 
 	CORELLM_CPU_KERNELS=off $(BIN)/python -m pytest $(PARALLEL) tests/test_llm.py tests/text_models
 
 # in both it differs from `make test`, so that neither costs a run of its own
-parity-oldest: setup ## outputs equal transformers' `generate` on the oldest release that is supported, on torch's kernels: plugins, text models, a dozen kinds
-	CORELLM_CPU_KERNELS=off $(BIN)/python -m tests.releases --jobs $(PROCESSES) transformers==$(OLDEST) --kinds aria cosmos3_edge deepseek_vl emu3 gemma4 glm4v got_ocr2 hunyuan_vl idefics3 llava_onevision mistral3 qwen3_5
+parity-oldest: setup ## outputs equal transformers' `generate` on the oldest release that is supported, plugins and text models on torch's kernels, and a dozen kinds
+	$(BIN)/python -m tests.releases --jobs $(PROCESSES) --kernels off transformers==$(OLDEST) --kinds aria cosmos3_edge deepseek_vl emu3 gemma4 glm4v got_ocr2 hunyuan_vl idefics3 llava_onevision mistral3 qwen3_5
 
 kernels: setup   ## compile the kernels for CPUs again, after their sources changed
 	$(BIN)/python -m corellm_kernels.cpu.build

@@ -94,6 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--kinds", nargs="+", default=(), help="model types to try; all of them if none")
     parser.add_argument("--libraries", type=Path, help="a folder that `python -m tests.kinds.libraries` made")
     parser.add_argument("--environments", type=Path, default=ROOT / ".venv" / "releases", help="where they are made")
+    parser.add_argument("--kernels", default="", help="CORELLM_CPU_KERNELS for the tests of parity; empty for the best")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     parser.add_argument("--write", action="store_true", help="write what came of them into the page")
     given = parser.parse_args(arguments)
@@ -104,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not is_as_meant(environment):
             raise SystemExit(f"{environment.name}: another release is imported")
         libraries = given.libraries and library != "torch" and given.libraries.resolve()
-        tested = parity(environment, given.jobs)
+        tested = parity(environment, given.jobs, given.kernels)
         tried = kinds(environment, given.kinds, given.jobs, libraries or None)
         line = row(environment, tested, compared(tried, stated, with_libraries=bool(libraries)))
         tqdm.write(line.replace("<br>", "\n  "))

@@ -48,15 +48,18 @@ class Environment:
         """What users call it."""
         return f"{self.library} {self.release}"
 
-    def run(self, command: Sequence[str], libraries: Path | None = None) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, command: Sequence[str], libraries: Path | None = None, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
         """Run a command of Python in it, from the checkout's root; what it says on standard error is shown.
 
         Args:
             command: the arguments of the interpreter.
             libraries: a further folder of libraries.
+            variables: of the environment, beside those that are set.
         """
         paths = [str(path) for path in (self.folder, libraries) if path is not None]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1", **variables}
         return subprocess.run([self.python, *command], cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE)
 
 

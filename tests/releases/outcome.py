@@ -39,13 +39,14 @@ def is_as_meant(environment: Environment) -> bool:
     return said.strip().partition("+")[0] == environment.release
 
 
-def parity(environment: Environment, processes: int) -> Counted:
-    """Compare plugins and text models with transformers' `generate`."""
+def parity(environment: Environment, processes: int, kernels: str) -> Counted:
+    """Compare plugins and text models with transformers' `generate`, on the kernels of a CPU that are named."""
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         parallel = ("-n", str(processes), "--dist", "loadscope", "--no-loadscope-reorder")
         which = ("--contract-quick", *_PARITY, "-k", _PARITY_RULES)
-        said = environment.run(["-m", "pytest", "-q", *parallel, *which, f"--junitxml={report}"])
+        command = ("-m", "pytest", "-q", *parallel, *which, f"--junitxml={report}")
+        said = environment.run(command, CORELLM_CPU_KERNELS=kernels)
         if not report.is_file():
             return Counted(0, (f"pytest ended with {said.returncode}: {said.stdout.strip()[-200:]}",))
         return counted(report.read_text(encoding="utf-8"))
