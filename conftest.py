@@ -41,7 +41,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not issubclass(getattr(item, "cls", None) or object, Rules))
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
     """Leave what was imported and collected out of garbage collection: it would be walked through time and again."""
     gc.freeze()
     gc.enable()

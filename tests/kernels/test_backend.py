@@ -30,8 +30,11 @@ PAIRS = [
     (40, None, False, False), (40, 1.5, True, True),
 ]  # fmt: skip
 """Every two values of a window, a softcap, sinks and uncut spans are in one of them."""
-SETTINGS = list(product((None, 12, 40), (None, 1.5), (False, True), (False, True))) if DEVICE.type == "cuda" else PAIRS
-"""Interpreted, a case takes seconds."""
+SETTINGS = [
+    pytest.param(*one, marks=() if one in PAIRS or DEVICE.type == "cuda" else pytest.mark.full)
+    for one in product((None, 12, 40), (None, 1.5), (False, True), (False, True))
+]
+"""All of them; interpreted, where a case takes seconds, those of `PAIRS` unless `-m full`."""
 
 
 def angles(sections: tuple[int, int, int] | None) -> Rotary:

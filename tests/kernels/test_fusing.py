@@ -121,7 +121,8 @@ def test_greedy_tokens_stay_on_triton(family: str, unfused: Callable[[str], tupl
     with load(path) as llm:
         fuse(llm.engine.runner.model, GPU_KERNELS)
         llm.engine.runner.backend = TritonAttention()
-        assert greedy(llm, family, 2) == [tokens[:2] for tokens in wanted]
+        count = 5 if DEVICE.type == "cuda" else 2  # interpreted: a prompt, and a step behind it
+        assert greedy(llm, family, count) == [tokens[:count] for tokens in wanted]
 
 
 def test_a_vision_towers_attention_is_not_touched(unfused: Callable[[str], tuple[Path, list[list[int]]]]) -> None:

@@ -316,7 +316,10 @@ def held(count):
 
 held(30)
 _, before = held(30)
-print(before, *held(30))
+for _ in range(3):
+    while_alive, after = held(30)
+    print(while_alive - before, after - before)
+    before = after
 """
 
 
@@ -325,9 +328,9 @@ def test_threads_leave_no_memory_behind() -> None:
     """Each has memory of its own inside the library, by the allocator's own count."""
     command = [sys.executable, "-c", SCRATCH]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    before, while_alive, after = map(int, done.stdout.split())
-    assert while_alive - before > 30 * 4096
-    assert after - before < (while_alive - before) / 2  # of threads that ended the interpreter keeps some bytes, too
+    held, left = zip(*(map(int, line.split()) for line in done.stdout.splitlines()), strict=True)
+    assert min(held) > 30 * 4096
+    assert min(left) < 4096  # what the interpreter keeps of its own comes once; a leak comes each time
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
