@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,7 +29,8 @@ def measure(run: Run, model: str) -> None:
         workloads.measure(run, llm, model)
         for batch in () if run.quick else (1, 64):  # last: a profiler that was on slows what comes after
             with run.guard(case := f"{model} idle batch {batch}"), _steady(run, llm.engine, model, batch):
-                run.figure(case, **occupancy(_device_spans(llm.engine.step, steps=20), steps=20))
+                spans = _device_spans(llm.engine.step, steps=20)
+                run.figure(case, **occupancy([span[:2] for span in spans], steps=20), kernels=dearest(spans))
     with run.guard(f"{model} eager"), _opened(run, model, enforce_eager=True) as llm:
         _decode(run, llm.engine, model, "eager", 1)
 
@@ -90,8 +92,8 @@ def _decode(run: Run, engine: Any, model: str, variant: str, batch: int) -> None
         run.figure(case, ms=1e3 * seconds, floor_ms=1e3 * floor, share=floor / seconds)
 
 
-def _device_spans(step: Callable[[], object], steps: int) -> list[tuple[float, float]]:
-    """What torch's profiler saw on the device: start and end of everything, in microseconds."""
+def _device_spans(step: Callable[[], object], steps: int) -> list[tuple[float, float, str]]:
+    """What torch's profiler saw on the device: start and end of everything, in microseconds, and its name."""
     import torch
     from torch.autograd import DeviceType  # type: ignore[attr-defined]  # not in its `__all__`
     from torch.profiler import ProfilerActivity, profile
@@ -101,7 +103,17 @@ def _device_spans(step: Callable[[], object], steps: int) -> list[tuple[float, f
             step()
         torch.cuda.synchronize()
     events = [event for event in profiler.events() if event.device_type == DeviceType.CUDA]
-    return [(event.time_range.start, event.time_range.end) for event in events]
+    return [(event.time_range.start, event.time_range.end, event.name) for event in events]
+
+
+def dearest(spans: list[tuple[float, float, str]], most: int = 12) -> list[tuple[str, float, int]]:
+    """The kernels that take most of the time: the name, its share of all kernels' time, how often it ran."""
+    times: defaultdict[str, list[float]] = defaultdict(list)
+    for start, end, name in spans:
+        times[name].append(end - start)
+    whole = sum(map(sum, times.values()))
+    ordered = sorted(times.items(), key=lambda item: -sum(item[1]))
+    return [(name, sum(each) / whole, len(each)) for name, each in ordered[:most]]
 
 
 def occupancy(spans: list[tuple[float, float]], steps: int) -> dict[str, float]:

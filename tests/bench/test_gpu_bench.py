@@ -197,6 +197,11 @@ def test_idle_time_is_what_no_event_covers(spans: list[tuple[int, int]]) -> None
     assert found["idle_long_gaps"] == pytest.approx(sum(gap for gap in gaps if gap > 10) / len(whole))
 
 
+def test_the_dearest_kernels_come_first() -> None:
+    spans = [(0.0, 1.0, "copy"), (1.0, 7.0, "gemm"), (7.0, 8.0, "copy"), (8.0, 8.5, "norm")]
+    assert corellm_side.dearest(spans, most=2) == [("gemm", 6 / 8.5, 1), ("copy", 2 / 8.5, 2)]
+
+
 def test_equal_tokens_counts_until_the_first_that_differs() -> None:
     assert table.equal_tokens([[1, 2, 3], [4, 5, 6]], [[1, 2, 9], [8, 5, 6]]) == (0.5, 1.0)
 

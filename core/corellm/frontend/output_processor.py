@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 from corellm.errors import CorellmError, RequestFailedError
@@ -230,7 +231,8 @@ class OutputProcessor:
         if output.logprobs is not None:
             del output.logprobs[count:]
             chosen = zip(output.token_ids, output.logprobs, strict=True)
-            output.cumulative_logprob = sum((position[token].logprob for token, position in chosen), 0.0)
+            # one by one, as `_take_token` adds them: from Python 3.12 on `sum` rounds otherwise
+            *_, output.cumulative_logprob = accumulate((at[token].logprob for token, at in chosen), initial=0.0)
         detokenizer, stop = self._text_state(request)
         if detokenizer is not None:
             tokens = enumerate(output.token_ids, start=1)

@@ -6,6 +6,7 @@ Callers get their `Graph`s from a factory, so that tests run everything but the 
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -87,7 +88,9 @@ def no_waiting() -> Iterator[None]:
     """Raise NotCapturable for code that waits for the device, or copies between it and the host."""
     with _ONE_AT_A_TIME:
         before = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Synchronization debug mode")  # a prototype, torch says once
+            torch.cuda.set_sync_debug_mode("error")
         try:
             with _NoCopies():  # type: ignore[no-untyped-call]
                 yield

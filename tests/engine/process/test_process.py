@@ -278,7 +278,8 @@ def test_nothing_is_left_after_random_aborts(llm: ProcessLLM) -> None:
         metrics = await idle(llm)
         assert metrics["kv_cache_usage_perc"] == 0
         for pid, held in zip((engine, os.getpid()), before, strict=True):
-            assert not Counter(descriptors(pid)) - held, pid
+            left = Counter(descriptors(pid)) - held
+            assert not left, pid
         assert not holds_tensors(engine)
         assert not holds_tensors(os.getpid())
 
