@@ -19,7 +19,9 @@ from bench.gpu.results import Run
 
 
 def measure(run: Run, model: str) -> None:
-    """Everything of one model; eager steps by an engine of their own."""
+    """Everything of one model; eager steps by an engine of their own, which compiles what the other one needs too."""
+    with run.guard(f"{model} eager"), _opened(run, model, enforce_eager=True) as llm:
+        _decode(run, llm.engine, model, "eager", 1)
     with _opened(run, model) as llm:
         batches = [1, 2] if run.quick else [1, 8, 64]
         if model == "1b":
@@ -31,8 +33,6 @@ def measure(run: Run, model: str) -> None:
             with run.guard(case := f"{model} idle batch {batch}"), _steady(run, llm.engine, model, batch):
                 spans = _device_spans(llm.engine.step, steps=20)
                 run.figure(case, **occupancy([span[:2] for span in spans], steps=20), kernels=dearest(spans))
-    with run.guard(f"{model} eager"), _opened(run, model, enforce_eager=True) as llm:
-        _decode(run, llm.engine, model, "eager", 1)
 
 
 @contextmanager

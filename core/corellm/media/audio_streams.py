@@ -1,20 +1,20 @@
 """Audio that only FFmpeg (PyAV) decodes: AAC, and audio tracks of MP4, M4A, MOV, MKV and WebM.
 
-Knows containers and decoders; `audio` limits the length and converts the samples. A file is opened as the one format
-its signature says, with no protocol allowed. The first audio track is read, video is skipped. Silence that the encoder
-added is left out where the container states it, as players do.
+Knows decoders; `containers` opens a file as the one format its signature says, `audio` limits the length and converts
+the samples. The first audio track is read, video is skipped. Silence that the encoder added is left out where the
+container states it, as players do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import av
 import numpy as np
 
 from corellm.errors import MediaError
+from corellm.media.containers import open_container
 from corellm.media.video.bounds import check_packets
 from corellm.media.video.integrity import BROKEN, check_whole
 
@@ -63,17 +63,12 @@ def stream_blocks(data: bytes, container: str, name: str) -> Generator[tuple[int
 def _frames(data: bytes, container: str) -> Iterator[AudioFrame]:
     if container != "aac":
         check_whole(data, container)
-    options = {"format_whitelist": container, "protocol_whitelist": "", "codec_whitelist": "none"}
-    with av.open(BytesIO(data), "r", container, options=options, io_open=_refuse, metadata_errors="replace") as opened:
+    with open_container(data, container) as opened:
         stream = _audio_stream(opened)
         decoder = stream.codec_context
         decoder.options = {"codec_whitelist": ",".join(DECODERS), "max_samples": str(_MAX_FRAME_SAMPLES)}
         for packet in _whole_packets(opened, stream, data, container):
             yield from packet.decode()
-
-
-def _refuse(url: str, flags: int, options: dict[str, str]) -> Any:
-    raise MediaError("refers to another file")
 
 
 def _audio_stream(container: InputContainer) -> AudioStream:

@@ -241,13 +241,13 @@ def test_the_api_process_alone_decides_when_the_engine_ends(llm: ProcessLLM) -> 
 
 
 def descriptors(pid: int) -> list[str]:
-    """What a process has open, by kind; the descriptor that lists them is closed by then."""
+    """What a process has open, by kind: not what a GPU's driver opens, nor the descriptor that lists them."""
     folder = f"/proc/{pid}/fd"
     kinds = []
     for name in os.listdir(folder):
         with contextlib.suppress(FileNotFoundError):
             kinds.append(os.readlink(f"{folder}/{name}").split(":[")[0])
-    return sorted(kinds)
+    return sorted(kind for kind in kinds if not kind.startswith("/dev/nvidia"))
 
 
 def holds_tensors(pid: int) -> bool:

@@ -1,8 +1,7 @@
 """One encoded video in memory: its frames and their times, decoded by FFmpeg (PyAV).
 
 Knows containers and decoders, not the forms or metadata that users give. A file is opened as the one format its
-signature says, with no protocol allowed: a playlist or session description opens neither files nor sockets. Frames are
-as a viewer shows them:
+signature says. Frames are as a viewer shows them:
 
 - frames are turned and mirrored by the display matrix (phones), transparency becomes white, and frames of another size
   than the first, as in live recordings, are scaled to it;
@@ -22,7 +21,6 @@ import math
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from io import BytesIO
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -30,6 +28,7 @@ import av
 import numpy as np
 
 from corellm.errors import MediaError
+from corellm.media.containers import open_container
 from corellm.media.video.bounds import PixelBudget, check_packets, check_size
 from corellm.media.video.codec import DECODERS, INTRA_ONLY, STRICT, is_entry, is_shown
 from corellm.media.video.frame import Orientation, to_rgb
@@ -187,16 +186,11 @@ class EncodedVideo:
     @contextmanager
     def _open(self) -> Iterator[tuple[InputContainer, VideoStream]]:
         """The container and its video stream, checked; closed afterwards, also when a reader stops early."""
-        # No codecs: FFmpeg would decode frames to guess what headers do not say.
-        options = {"format_whitelist": self._format, "protocol_whitelist": "", "codec_whitelist": "none"}
-        if self._format == "mov" and not self._keeps_time:
-            options["ignore_editlist"] = "1"
+        options = {"ignore_editlist": "1"} if self._format == "mov" and not self._keeps_time else {}
         # Twice the pixels: FFmpeg counts padding. Frames are checked again one by one.
         limits = {"codec_whitelist": ",".join(DECODERS), "max_pixels": str(2 * self._max_pixels)}
         try:
-            with av.open(
-                BytesIO(self._data), "r", self._format, options=options, io_open=_refuse, metadata_errors="replace"
-            ) as opened:
+            with open_container(self._data, self._format, options) as opened:
                 stream = _video_stream(opened)
                 check_size(stream.codec_context.width, stream.codec_context.height, self._max_pixels)
                 for other in opened.streams:
@@ -214,10 +208,6 @@ class EncodedVideo:
 
 
 # --- containers -------------------------------------------------------------------------------------------------------
-
-
-def _refuse(url: str, flags: int, options: dict[str, str]) -> NoReturn:
-    raise MediaError("refers to another file")
 
 
 def _video_stream(container: InputContainer) -> VideoStream:
