@@ -44,7 +44,8 @@ def arguments(path: Path, language: str | None, translate: bool, context: str) -
         given["task"] = "translate"
     if context:
         tokenize = transformers.AutoTokenizer.from_pretrained(path)
-        given["prompt_ids"] = torch.tensor(tokenize(f" {context}", add_special_tokens=False)["input_ids"])
+        before = tokenize(f"<|startofprev|> {context}", add_special_tokens=False)
+        given["prompt_ids"] = torch.tensor(before["input_ids"])
     return given
 
 

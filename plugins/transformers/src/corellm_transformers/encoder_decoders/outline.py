@@ -87,6 +87,18 @@ class Outline:
         own, all_have = (signature(cls.generate).parameters for cls in (type(self._model), GenerationMixin))
         return frozenset(own.keys() - all_have.keys())
 
+    @property
+    def start_of_earlier(self) -> int:
+        """The token that says that what follows was said before.
+
+        Raises:
+            CheckpointError: the generation configuration does not name it.
+        """
+        token: int | None = getattr(self._model.generation_config, "prev_sot_token_id", None)
+        if token is None:
+            raise CheckpointError("prompt: generation_config.json has no prev_sot_token_id, which stands before it")
+        return token
+
     def beginning(self, tensors: Mapping[str, Any], **told: Any) -> Beginning:
         """Return what `generate` begins with for an item, found by running it with logits that are all the same.
 

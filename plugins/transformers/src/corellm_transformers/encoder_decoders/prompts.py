@@ -120,7 +120,7 @@ class Prompts:
         return [*beginning.tokens, *(tokens[0] for tokens in beginning.choices[1:])]
 
     def _before(self, context: str) -> Tensor:
-        """Return what was said before, as `generate` takes it: tokens `[num_tokens]`, after a space.
+        """Return what was said before, as `generate` takes it: `[num_tokens]`, a token that says so and the text's.
 
         Raises:
             PromptError: one of them is special.
@@ -131,7 +131,7 @@ class Prompts:
         if special := set(tokens) & set(self._context.tokenizer.all_special_ids):
             said = self._context.tokenizer.decode(min(special))
             raise PromptError(f"prompt: {said!r} stands for no text; leave it out", param="prompt")
-        return torch.tensor(tokens)
+        return torch.tensor([self._outline.start_of_earlier, *tokens])
 
     @property
     def _example(self) -> list[int]:
