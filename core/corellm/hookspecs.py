@@ -39,8 +39,8 @@ time; a hook writes into none of them but `inputs_embeds`.
 Lifecycle: before there is a model `register_config`, `register_tokenizer`; at load `load_model`, `get_language_model`,
 `get_max_encoder_states`, `get_supported_mm_limits`, `get_data_parser`, `get_dummy_*`, `register_processor` (at the
 first use of `context.hf_processor`), `get_mm_kwargs_names`, `get_mm_max_tokens_per_item`,
-`get_multimodal_embedding_width`; per request, in the front end, `make_context`, `get_placeholder_str`,
-`refuse_embeddings`, `get_item_kwargs`, `call_hf_processor`, `get_mm_fields_config`,
+`get_multimodal_embedding_width`; per request, in the front end, `make_context` or `get_transcription_prompt`,
+`get_placeholder_str`, `refuse_embeddings`, `get_item_kwargs`, `call_hf_processor`, `get_mm_fields_config`,
 `apply_hf_processor_tokens_only`, `get_prompt_updates`, `get_bidirectional_spans`, `get_visible_states`,
 `get_decoder_prompt`; in the worker, once per request `get_rope_positions` and `get_encoder_states`, and per step
 `get_multimodal_embeddings`, `get_input_embeddings`, `merge_multimodal_embeddings`, `compute_logits`.
@@ -564,6 +564,27 @@ def make_context(
         tools, chat_template_kwargs: for the template; None and empty where there is no template.
 
     Default: the chat template, if there is one; else `get_placeholder_str`.
+    """
+
+
+@_first_result
+def get_transcription_prompt(language: str | None, translate: bool, context: str) -> Sequence[int] | None:
+    """Give the prompt that asks for what is said in one audio item, if the family has a form for that alone.
+
+    Args:
+        language: that is spoken, as the request names it: `"de"`; None if it does not say.
+        translate: whether the answer is to be in English, else in the language that is spoken.
+        context: what was said before, or names that may come; may be empty. What it says is text: special tokens in it
+            are refused, or written as text.
+
+    Returns:
+        Token ids, with the audio's placeholder where there is one; None to be asked in a conversation, as by default.
+
+    Raises:
+        RequestError: the model cannot be told one of them.
+
+    Example:
+        return self.context.tokenizer.encode(f"[BEGIN_AUDIO][AUDIO]lang:{_checked(language)}[TRANSCRIBE]")
     """
 
 

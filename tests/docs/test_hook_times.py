@@ -26,6 +26,7 @@ from corellm_gemma3.tiny import make_tiny_checkpoint as make_gemma3
 from corellm_llava.tiny import make_tiny_checkpoint as make_llava
 from corellm_mllama.tiny import make_tiny_checkpoint as make_mllama
 from corellm_qwen_vl.tiny import make_tiny_checkpoint as make_qwen
+from corellm_voxtral.tiny import make_tiny_checkpoint as make_voxtral
 from tests.docs.hook_sections import read_order, read_sections
 from tests.fixtures import random_image
 
@@ -157,6 +158,19 @@ def observe_reading_of_prompts(watch: Watch, path: Path) -> Observed:
     return Observed(seen, [], [])
 
 
+def observe_transcriptions(watch: Watch, path: Path) -> Observed:
+    """Return when the hook is called that asks for what is said."""
+    name = "get_transcription_prompt"
+    seen: dict[str, set[str]] = {hook: set() for hook in CONTRACT.hooks}
+    with LLM(str(path), dtype="float32", enforce_eager=True) as llm:
+        if watch.called[name] or watch.during(lambda: llm.generate("?", use_tqdm=False))[name]:
+            seen[name].add("at load")
+        ask = llm.engine.input_processor.transcription_prompt
+        if watch.during(lambda: ask("en", translate=False, context=""))[name] == 1:
+            seen[name].add("per request")
+    return Observed(seen, [], [])
+
+
 def called_for_embeddings(watch: Watch, llm: LLM) -> bool:
     """Whether requests with embeddings, and no others, call `refuse_embeddings`."""
     if "refuse_embeddings" in watch.called:
@@ -191,10 +205,19 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Observed:
         return observe_reading_of_prompts(watch, make_instruct(tmp_path_factory.mktemp("tiny")))
 
 
+@pytest.fixture(scope="module")
+def listener(tmp_path_factory: pytest.TempPathFactory) -> Observed:
+    """Voxtral."""
+    with watching() as watch:
+        return observe_transcriptions(watch, make_voxtral(tmp_path_factory.mktemp("tiny")))
+
+
 @pytest.mark.parametrize("name", sorted(CONTRACT.hooks))
-def test_when_it_is_called(name: str, models: list[Observed], with_states: list[Observed], reader: Observed) -> None:
+def test_when_it_is_called(
+    name: str, models: list[Observed], with_states: list[Observed], reader: Observed, listener: Observed
+) -> None:
     """As its section says."""
-    observed = [*models, *with_states, reader]
+    observed = [*models, *with_states, reader, listener]
     told, seen = set(SECTIONS[name].called), set().union(*(model.when[name] for model in observed))
     if name in FOR_THE_DUMMIES:
         told.add("at load")

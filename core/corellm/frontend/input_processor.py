@@ -34,6 +34,7 @@ from corellm.frontend.text_tokenizer import TextTokenizer
 from corellm.hookspecs import DecoderPrompt
 from corellm.multimodal.chat import collect_media
 from corellm.multimodal.chat.continuing import is_begun, num_appended
+from corellm.multimodal.hook_results import adapter_errors, call_hook
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.item_limits import check_counts
 from corellm.multimodal.processor import MultiModalProcessor
@@ -314,7 +315,24 @@ class InputProcessor:
                 f"token ids go from 0 to {self.embedding_size - 1}"
             )
 
-    # --- conversations ----------------------------------------------------------------------------------------------
+    # --- conversations and transcriptions ---------------------------------------------------------------------------
+
+    def transcription_prompt(self, language: str | None, *, translate: bool, context: str) -> list[int] | None:
+        """Return the tokens that ask for what is said in one audio item; None if that is asked in a conversation.
+
+        Args:
+            language: that is spoken, or None.
+            translate: whether the answer is to be in English.
+            context: what was said before; may be empty.
+
+        Raises:
+            RequestError: the model cannot be told one of them.
+            ContractError, ProcessingError: the adapter is at fault.
+        """
+        ask = self._hooks.get_transcription_prompt
+        with adapter_errors("get_transcription_prompt"):
+            tokens = call_hook(ask, language=language, translate=translate, context=context)
+        return None if tokens is None else self.known(list(tokens))
 
     def process_chat(
         self,

@@ -22,6 +22,7 @@ _EXPECTED: dict[str, tuple[type | tuple[type, ...], str]] = {
     "get_mm_fields_config": (Mapping, "{tensor name: MultiModalFieldConfig}"),
     "get_prompt_updates": (Sequence, "a list of PromptReplacement / PromptInsertion"),
     "apply_hf_processor_tokens_only": (Sequence, "a list of token ids"),
+    "get_transcription_prompt": ((Sequence, type(None)), "a list of token ids, or None"),
 }
 
 

@@ -51,21 +51,34 @@ def form(running: Running, url: str = URL, **fields: Any) -> Any:
     return running.post(url, files=files)
 
 
-def test_an_encoder_decoder_gets_the_audio_alone(tmp_path: Path) -> None:
-    """Its text is what the engine writes for an empty prompt; a language is refused."""
+def test_an_encoder_decoder_is_told_what_its_family_can_be(tmp_path: Path) -> None:
+    """Nothing, a language, what was said before, and to translate: its texts are those of the engine's own prompts."""
     make_generic_checkpoint(tmp_path, architecture="WhisperForConditionalGeneration")
     llm = AsyncLLM(str(tmp_path), dtype="float32", max_num_seqs=2)
     with serving(llm, max_body_bytes=200_000) as running:
-        text = form(running).json()["text"]
-        refused = form(running, language="de")
-        assert error_of(refused, 400)["param"] == "language"
+        texts = [
+            form(running).json()["text"],
+            form(running, language="en").json()["text"],
+            form(running, **{"languages[]": "en"}, prompt="one two").json()["text"],
+            form(running, "/v1/audio/translations").json()["text"],
+        ]
+        for fields, param in (
+            ({"language": "xx"}, "language"), ({"prompt": "<|de|>"}, "prompt"), ({"keywords[]": "Ada"}, "keywords"),
+        ):  # fmt: skip
+            assert error_of(form(running, **fields), 400)["param"] == param
     llm.close()
     samples, rate = soundfile.read(io.BytesIO(wav()), dtype="float32")
     with LLM(str(tmp_path), dtype="float32") as alone:
-        prompt = {"prompt": "", "multi_modal_data": {"audio": (samples, rate)}}
-        (output,) = alone.generate(prompt, SamplingParams(temperature=0, max_tokens=6), use_tqdm=False)
-    assert text == output.outputs[0].text
-    assert text
+        asked = (
+            {"language": "en", "translate": False, "context": ""},
+            {"language": "en", "translate": False, "context": "one two"},
+            {"language": None, "translate": True, "context": ""},
+        )
+        tokens = [[], *(alone.engine.input_processor.transcription_prompt(**told) for told in asked)]
+        prompts = [{"prompt_token_ids": ids, "multi_modal_data": {"audio": (samples, rate)}} for ids in tokens]
+        outputs = alone.generate(prompts, SamplingParams(temperature=0, max_tokens=6), use_tqdm=False)
+    assert texts == [output.outputs[0].text for output in outputs]
+    assert len(set(texts)) == len(texts)
 
 
 def said(running: Running, instruction: str, **fields: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,8 @@ def generated(path: Path, audio: NDArray[np.float32], **arguments: Any) -> list[
 
     # its result is without what looks like times, and of few tokens most do
     model.generate(features, max_new_tokens=TOKENS + 1, logits_processor=[note], **arguments)
-    return seen[-1][len(seen[0]) :]
+    whole = next(tokens for tokens, after in pairwise([*seen, []]) if len(after) < len(tokens))  # not a further piece
+    return whole[len(seen[0]) :]
 
 
 def detected(path: Path, audio: NDArray[np.float32]) -> int:

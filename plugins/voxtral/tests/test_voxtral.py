@@ -129,6 +129,21 @@ def test_transcription_is_the_published_one(llm: LLM, published: Any, language: 
     assert got.token_ids == want["input_ids"][0].tolist()
 
 
+@pytest.mark.parametrize("language", ["en", None])
+def test_a_transcription_is_asked_for_in_the_published_form(llm: LLM, language: str | None) -> None:
+    """By the hook; in a conversation where there is more to say."""
+    processor = llm.engine.input_processor
+    said = "" if language is None else f"lang:{language}"
+    wanted = process(llm, f"<s>[INST]{PLACEHOLDER}[/INST]{said}[TRANSCRIBE]", make_audio(900, RATE, 6)).token_ids
+    tokens = processor.transcription_prompt(language, translate=False, context="")
+    audio = {"audio": (make_audio(900, RATE, 6), RATE)}
+    assert processor.process({"prompt_token_ids": tokens, "multi_modal_data": audio}).token_ids == wanted
+    assert processor.transcription_prompt(language, translate=True, context="") is None
+    assert processor.transcription_prompt(language, translate=False, context="An interview.") is None
+    with pytest.raises(PromptError, match="code"):
+        processor.transcription_prompt("en[TRANSCRIBE]", translate=False, context="")
+
+
 # --- chunks ---------------------------------------------------------------------------------------------------------
 
 

@@ -28,7 +28,7 @@ from corellm_server.tasks import cancelled
 
 OPEN_ROUTES = frozenset({"/health", "/ready"})
 """Routes of probes, which have no keys."""
-FORM_ROUTES = frozenset({"/v1/audio/transcriptions"})
+FORM_ROUTES = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
 """Routes whose bodies are forms with a file; all others are JSON."""
 _LARGE_BYTES = 4 << 20
 """Size from which on a request's memory goes back to the system, once it and all others of this size have ended."""

@@ -22,6 +22,7 @@ from corellm_server.errors import ApiError
 from corellm_server.exchange import Exchange
 from corellm_server.media_sources import Fetcher, MediaSources
 from corellm_server.options import ServerConfig
+from corellm_server.requests.audio import TranscriptionRequest
 from corellm_server.requests.chat import Conversation, TemplateFields
 from corellm_server.requests.completions import Prompt
 from corellm_server.requests.responses import ResponsesRequest
@@ -66,17 +67,35 @@ class Preparation:
             exchange, checked, mm_processor_kwargs=request.mm_processor_kwargs, priority=priority or 0, **options
         )
 
-    async def audio(self, exchange: Exchange, content: bytes, instruction: str) -> ProcessedPrompt:
-        """The prompt of a conversation about one audio file, that of the field `file`; `instruction` may be empty.
+    async def audio(self, exchange: Exchange, request: TranscriptionRequest) -> ProcessedPrompt:
+        """The prompt that asks for what is said in a file: of the family's own form, else of a conversation.
 
         Raises:
-            ApiError, CorellmError: what is wrong with it, or the model takes no audio.
+            ApiError, CorellmError: what is wrong with it, or the model takes no audio, or cannot be told what it is.
         """
+        processor, content = self._client.input_processor, request.file.content
         parts = [Part("file", "audio", content)]
-        if instruction:
-            parts.append(Part("instruction", "text", instruction))
         checked = CheckedMessages(ReadMessages([{"role": "user", "content": parts}]), "file")
-        check_counts(checked.sources, 1, self._client.input_processor.mm_processor.limits)
+        check_counts(checked.sources, 1, processor.mm_processor.limits)
+        if request.fits_a_form:
+            ask = partial(
+                processor.transcription_prompt,
+                request.language_alone,
+                translate=request.TRANSLATES,
+                context=request.prompt or "",
+            )
+            if (tokens := await self.in_pool(exchange, ask, takes_long=True)) is not None:
+                given = {
+                    "prompt_token_ids": tokens,
+                    "multi_modal_data": {"audio": content},
+                    "cache_salt": exchange.salt,
+                }
+                process = partial(processor.process, given)
+                return await self.in_pool(exchange, lambda: _located(checked, process), takes_long=True)
+        if processor.max_states is None:
+            parts.append(Part("instruction", "text", request.instruction))
+        else:
+            request.check_tells_nothing()
         return await self._checked(exchange, checked)
 
     async def load(self, parts: Sequence[Part]) -> None:

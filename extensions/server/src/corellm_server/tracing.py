@@ -33,6 +33,7 @@ _OPERATIONS = {
     "/v1/responses": "chat",
     "/v1/completions": "text_completion",
     "/v1/audio/transcriptions": "chat",
+    "/v1/audio/translations": "chat",
     "/v1/embeddings": "embeddings",
 }
 _PARAMETERS = {

@@ -16,6 +16,26 @@ _FUYU_TEXT = '"".join(part["text"] for part in message["content"] if part["type"
 _QWEN_VL_CHAT = QWEN_VL.of("original/chat.py")
 
 MUTANTS = (
+    AUDIO.given(
+        "transcriptions do not tell the language",
+        "test_a_transcription_is_asked_for",
+        "get_transcription_prompt",
+        """
+        @hookimpl
+        def get_transcription_prompt(self):
+            return self.context.tokenizer.encode("<|audio_bos|><|AUDIO|><|audio_eos|>What is said?")
+        """,
+    ),
+    AUDIO.given(
+        "transcriptions write special tokens that are typed",
+        "test_a_transcription_is_asked_for",
+        "get_transcription_prompt",
+        """
+        @hookimpl
+        def get_transcription_prompt(self, language, context):
+            return self.context.tokenizer.encode(f"<|audio_bos|><|AUDIO|><|audio_eos|>{context} In {language}:")
+        """,
+    ),
     LLAVA.given(
         "the token that begins texts ends them, too",
         "test_only_ends_end_an_answer",

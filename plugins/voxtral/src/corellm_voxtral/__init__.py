@@ -8,13 +8,14 @@ tokens becomes as many as there are embeddings.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from corellm.errors import ProcessorKwargsError
+from corellm.errors import ProcessorKwargsError, PromptError
 from corellm.hookspecs import ChatPrompt, ModelContext, hookimpl
 from corellm.multimodal import MultiModalFieldConfig, MultiModalKwargsItem, PromptReplacement, dummy_audios
-from corellm_voxtral.chat import PLACEHOLDER, make_context
+from corellm_voxtral.chat import PLACEHOLDER, make_context, transcription
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,6 +79,20 @@ class Voxtral:
     def make_context(self, messages: Sequence[Mapping[str, Any]], chat_template: str | None) -> ChatPrompt | None:
         """The family's own form, unless there is a chat template."""
         return None if chat_template else make_context(messages)
+
+    @hookimpl
+    def get_transcription_prompt(self, language: str | None, translate: bool, context: str) -> list[int] | None:
+        """The form that the family publishes; it has no place for a context, and none for translations.
+
+        Raises:
+            PromptError: the language is no code of ISO 639.
+        """
+        if translate or context:
+            return None
+        if language is not None and not re.fullmatch("[a-z]{2,3}", language):
+            raise PromptError(f"language {language!r:.100} must be a code as in 'en'", param="language")
+        told = f"lang:{language}" if language else ""
+        return list(self.context.tokenizer.encode(transcription(told), add_special_tokens=False))
 
     @hookimpl
     def call_hf_processor(self, mm_data: Mapping[str, Any], mm_kwargs: Mapping[str, Any]) -> Mapping[str, Any]:

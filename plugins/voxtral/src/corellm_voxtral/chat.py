@@ -45,6 +45,12 @@ def make_context(messages: Sequence[Mapping[str, Any]]) -> ChatPrompt:
     return ChatPrompt(prompt, collect_media(messages))
 
 
+def transcription(told: str) -> str:
+    """Return the prompt that asks for what is said in one audio item: `told` is `lang:en`, or empty."""
+    before, after = _MARKS["user"]
+    return f"{BOS}{before}{PLACEHOLDER}{after}{told}[TRANSCRIBE]"
+
+
 def _content(parts: Sequence[Mapping[str, Any]]) -> str:
     """Return texts with audio between."""
     content = ""

@@ -1,4 +1,4 @@
-"""The body of `/v1/audio/transcriptions`, which is a form: every field but the file comes as text."""
+"""Bodies of `/v1/audio/transcriptions` and `/translations`, which are forms: every field but the file comes as text."""
 
 from __future__ import annotations
 
@@ -51,11 +51,31 @@ class TranscriptionRequest(Body):
     max_completion_tokens: int | None = None
     """Most tokens to generate; by default as many as the model takes."""
 
+    TRANSLATES: ClassVar[bool] = False
+    """Whether the text is to be in English, else in the language that is spoken."""
+    ASKED: ClassVar[str] = "Transcribe the audio."
+    """What the model is asked in a conversation."""
+
+    @property
+    def language_alone(self) -> str | None:
+        """The language that is spoken, where there is no choice of several."""
+        named = self._languages
+        return named[0] if len(named) == 1 else None
+
+    @property
+    def fits_a_form(self) -> bool:
+        """Whether a language, and what else the model is told as text, are all that the request says of the audio."""
+        return len(self._languages) < 2 and not self.keywords
+
+    @property
+    def _languages(self) -> list[str]:
+        return [language for language in (self.language, *(self.languages or ())) if language]
+
     @property
     def instruction(self) -> str:
-        """What the model is asked, after the audio."""
-        languages = [language for language in (self.language, *(self.languages or ())) if language]
-        told = ["Transcribe the audio."]
+        """What the model is asked in a conversation, after the audio."""
+        languages = self._languages
+        told = [self.ASKED]
         if languages:
             told.append(f"The language is {' or '.join(languages)}.")
         if self.keywords:
@@ -73,8 +93,8 @@ class TranscriptionRequest(Body):
         for name in ("language", "languages", "keywords", "prompt"):
             if getattr(self, name):
                 raise ApiError(
-                    400, f"{name}: this model reads audio and takes no instructions; leave it out, or send what "
-                    "its decoder begins with as a prompt of LLM.generate",
+                    400, f"{name}: this model reads audio and takes no instructions beside one language and a prompt; "
+                    "leave it out",
                     param=name, code="unsupported_parameter",
                 )  # fmt: skip
 
@@ -91,3 +111,10 @@ class TranscriptionRequest(Body):
             )  # fmt: skip
         if self.stream and self.response_format == "text":
             raise ApiError(400, "stream sends events of JSON; leave response_format out", param="response_format")
+
+
+class TranslationRequest(TranscriptionRequest):
+    """`POST /v1/audio/translations`."""
+
+    TRANSLATES = True
+    ASKED = "Translate the audio into English."

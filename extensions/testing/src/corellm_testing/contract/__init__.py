@@ -32,6 +32,7 @@ from corellm_testing.contract.repetition import RepetitionRules
 from corellm_testing.contract.surroundings import SurroundingsRules
 from corellm_testing.contract.text_outputs import TextOutputRules
 from corellm_testing.contract.timing import TimingRules
+from corellm_testing.contract.transcriptions import TranscriptionRules
 from corellm_testing.contract.variants import VariantRules
 from corellm_testing.contract.visibility import VisibilityRules
 from corellm_testing.contract.weights import WeightRules
@@ -56,6 +57,7 @@ class AdapterContract(
     PerceptionRules,
     LengthRules,
     TimingRules,
+    TranscriptionRules,
     MediaRules,
     ChatPromptRules,
     ConversationRules,

@@ -181,6 +181,11 @@ class EncoderDecoder:
         texts = ("".join(part["text"] for part in m["content"] if part["type"] == "text").strip() for m in messages)
         return ChatPrompt("\n".join(filter(None, texts)), collect_media(messages))
 
+    @hookimpl
+    def get_transcription_prompt(self, language: str | None, translate: bool, context: str) -> Sequence[int] | None:
+        """What `generate` begins with where it is told these."""
+        return self._prompts.transcription(language, translate, context)
+
     # --- the model --------------------------------------------------------------------------------------------------
 
     @hookimpl

@@ -11,12 +11,13 @@ import functools
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, LogitsProcessor
+from transformers import GenerationConfig, GenerationMixin, LogitsProcessor
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from corellm.errors import CheckpointError
@@ -80,15 +81,37 @@ class Outline:
 
     # --- generate ---------------------------------------------------------------------------------------------------
 
-    def beginning(self, tensors: Mapping[str, Any]) -> Beginning:
+    @cached_property
+    def arguments(self) -> frozenset[str]:
+        """What `generate` can be told, beside what all models' can."""
+        own, all_have = (signature(cls.generate).parameters for cls in (type(self._model), GenerationMixin))
+        return frozenset(own.keys() - all_have.keys())
+
+    @property
+    def start_of_earlier(self) -> int:
+        """The token that says that what follows was said before.
+
+        Raises:
+            CheckpointError: the generation configuration does not name it.
+        """
+        token: int | None = getattr(self._model.generation_config, "prev_sot_token_id", None)
+        if token is None:
+            raise CheckpointError("prompt: generation_config.json has no prev_sot_token_id, which stands before it")
+        return token
+
+    def beginning(self, tensors: Mapping[str, Any], **told: Any) -> Beginning:
         """Return what `generate` begins with for an item, found by running it with logits that are all the same.
+
+        Args:
+            tensors: of the item.
+            told: further arguments of `generate`.
 
         Raises:
             CheckpointError: it cannot be run.
         """
         watch = _Watch()
         try:
-            self._generate(watch, tensors)
+            self._generate(watch, tensors, told)
         except Exception as error:
             if len(watch.inputs) < 2:
                 reason = " ".join(str(error).split())[:200]
@@ -119,7 +142,7 @@ class Outline:
             )
         return tokens[:at], (languages, *((token,) for token in tokens[at + 1 :]))
 
-    def _generate(self, watch: _Watch, tensors: Mapping[str, Any]) -> None:
+    def _generate(self, watch: _Watch, tensors: Mapping[str, Any], told: Mapping[str, Any]) -> None:
         shell = copy.copy(self._model)
         encoder = _Encoder(Encoded(last_hidden_state=torch.zeros(1, *self.states(tensors))))
         vocab_size = shell.config.get_text_config(decoder=True).vocab_size
@@ -127,8 +150,9 @@ class Outline:
         shell.generation_config = copy.deepcopy(self._model.generation_config)
         name = self._model.main_input_name
         shell.generate(
-            **{name: tensors[name]}, logits_processor=[watch], max_new_tokens=_STEPS, do_sample=False, use_cache=False
-        )
+            **{name: tensors[name]}, **told,
+            logits_processor=[watch], max_new_tokens=_STEPS, do_sample=False, use_cache=False,
+        )  # fmt: skip
 
 
 class _Watch(LogitsProcessor):  # type: ignore[misc]  # transformers has no types

@@ -9,13 +9,16 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from corellm.errors import PromptError
+from corellm.errors import CheckpointError, PromptError
 from corellm.hookspecs import DecoderPrompt, ModelContext
 from corellm_transformers.encoder_decoders.outline import Beginning, Outline
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+_FIELDS = {"language": "language", "prompt_ids": "prompt"}
+"""Fields of a request for a transcription, by arguments of `generate`."""
 
 
 class Prompts:
@@ -64,15 +67,71 @@ class Prompts:
         Raises:
             PromptError: the model is to choose a language first, so that there is nothing yet for the text to continue.
         """
-        known = self.beginning
-        if text and text[0] == known.tokens[0]:
-            return DecoderPrompt(list(text), num_states, not_first=known.not_first)
+        known, start = self.beginning, self.beginning.tokens[0]
+        if start in text:
+            at = len(text) - list(text)[::-1].index(start)
+            begun, behind = list(text[:at]), list(text[at:])
+            if known.choices and self._leaves_language_out(behind):
+                forced = tuple((token,) for token in behind) or known.choices[1:]
+                return DecoderPrompt(begun, num_states, (known.choices[0], *forced), known.not_first)
+            return DecoderPrompt([*begun, *behind], num_states, not_first=known.not_first)
         if text and known.choices:
             raise PromptError(
                 "the model first writes the language that it hears; leave the text out, or begin it with all that the "
                 f"model is told, such as {self._context.tokenizer.decode(self._example)!r}"
             )
         return DecoderPrompt([*known.tokens, *text], num_states, known.choices, known.not_first)
+
+    def _leaves_language_out(self, behind: Sequence[int]) -> bool:
+        """Whether only special tokens are behind the one that the decoder starts from, and no language first."""
+        if not set(self._context.tokenizer.all_special_ids).issuperset(behind):
+            return False
+        return not behind or behind[0] not in self.beginning.choices[0]
+
+    def transcription(self, language: str | None, translate: bool, context: str) -> list[int] | None:
+        """Return what `generate` begins with where it is told these, without a language that it is to choose.
+
+        None where there is nothing to tell it.
+
+        Raises:
+            PromptError: it cannot be told one of them; names it.
+        """
+        told: dict[str, Any] = {}
+        if language:
+            told["language"] = language
+        if translate:
+            told["task"] = "translate"
+        if context:
+            told["prompt_ids"] = context
+        if not told:
+            return None
+        for argument in told.keys() - self._outline.arguments:
+            said = "to translate" if argument == "task" else f"a {_FIELDS[argument]}"
+            raise PromptError(f"this model cannot be told {said}; leave it out", param=_FIELDS.get(argument))
+        if context:
+            told["prompt_ids"] = self._before(context)
+        try:
+            beginning = self._outline.beginning(self._tensors, **told)
+        except (CheckpointError, ValueError) as error:
+            reason = " ".join(str(error.__cause__ or error).split())[:300]
+            raise PromptError(
+                f"the model cannot be told this: {reason}", param=_FIELDS.get(next(iter(told)))
+            ) from error
+        return [*beginning.tokens, *(tokens[0] for tokens in beginning.choices[1:])]
+
+    def _before(self, context: str) -> Tensor:
+        """Return what was said before, as `generate` takes it: `[num_tokens]`, a token that says so and the text's.
+
+        Raises:
+            PromptError: one of them is special.
+        """
+        import torch
+
+        tokens = self._context.tokenizer(" " + context.strip(), add_special_tokens=False)["input_ids"]
+        if special := set(tokens) & set(self._context.tokenizer.all_special_ids):
+            said = self._context.tokenizer.decode(min(special))
+            raise PromptError(f"prompt: {said!r} stands for no text; leave it out", param="prompt")
+        return torch.tensor([self._outline.start_of_earlier, *tokens])
 
     @property
     def _example(self) -> list[int]:

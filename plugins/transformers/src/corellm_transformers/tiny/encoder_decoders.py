@@ -8,7 +8,10 @@ from typing import Any
 from corellm_transformers.tiny.kinds import Kind
 
 _SPEECH: dict[str, Any] = {"max_source_positions": 100, "max_target_positions": 512, "num_mel_bins": 16}
-_WHISPER = ("<|startoftranscript|>", "<|en|>", "<|de|>", "<|transcribe|>", "<|translate|>", "<|notimestamps|>")
+_WHISPER = (
+    "<|startoftranscript|>", "<|en|>", "<|de|>", "<|transcribe|>", "<|translate|>", "<|notimestamps|>",
+    "<|startofprev|>",
+)  # fmt: skip
 _START = {"decoder_start_token_id": "</s>"}
 
 ENCODER_DECODERS: Mapping[str, Kind] = {
@@ -23,6 +26,7 @@ ENCODER_DECODERS: Mapping[str, Kind] = {
             "lang_to_id": {"<|en|>": "<|en|>", "<|de|>": "<|de|>"},
             "task_to_id": {"transcribe": "<|transcribe|>", "translate": "<|translate|>"},
             "no_timestamps_token_id": "<|notimestamps|>",
+            "prev_sot_token_id": "<|startofprev|>",
             "return_timestamps": False,
             "language": "german",
             "suppress_tokens": ["<|startoftranscript|>", "<|transcribe|>", "<|translate|>", "a", "e"],
