@@ -87,6 +87,17 @@ def test_what_it_cannot_be_told(loaded: LLM, language: str | None, context: str,
     assert caught.value.param == param
 
 
+def test_a_checkpoint_that_does_not_say_how_to_begin_what_was_said_before(tmp_path: Path) -> None:
+    """It is told a language all the same; the error names the field and the entry that is missing."""
+    path = whisper(tmp_path, prev_sot_token_id=None)
+    with LLM(str(path), dtype="float32") as llm:
+        ask = llm.engine.input_processor.transcription_prompt
+        assert ask("de", translate=False, context="") is not None
+        with pytest.raises(PromptError, match="prev_sot_token_id") as caught:
+            ask("de", translate=False, context="a lamp")
+    assert caught.value.param == "prompt"
+
+
 def test_a_model_without_languages_is_told_nothing(tmp_path: Path) -> None:
     make_tiny_checkpoint(tmp_path, architecture="MoonshineForConditionalGeneration")
     with LLM(str(tmp_path), dtype="float32") as llm:

@@ -88,15 +88,9 @@ class Outline:
         return frozenset(own.keys() - all_have.keys())
 
     @property
-    def start_of_earlier(self) -> int:
-        """The token that says that what follows was said before.
-
-        Raises:
-            CheckpointError: the generation configuration does not name it.
-        """
+    def start_of_earlier(self) -> int | None:
+        """The token that says that what follows was said before; None if the generation configuration names none."""
         token: int | None = getattr(self._model.generation_config, "prev_sot_token_id", None)
-        if token is None:
-            raise CheckpointError("prompt: generation_config.json has no prev_sot_token_id, which stands before it")
         return token
 
     def beginning(self, tensors: Mapping[str, Any], **told: Any) -> Beginning:

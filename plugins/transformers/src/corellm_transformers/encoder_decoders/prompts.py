@@ -123,15 +123,22 @@ class Prompts:
         """Return what was said before, as `generate` takes it: `[num_tokens]`, a token that says so and the text's.
 
         Raises:
-            PromptError: one of them is special.
+            PromptError: the text has special tokens, or the checkpoint does not name the one that says so.
         """
         import torch
 
+        start = self._outline.start_of_earlier
+        if start is None:
+            raise PromptError(
+                "prompt: this model cannot be told what was said before, as its generation_config.json has no "
+                "prev_sot_token_id; leave it out",
+                param="prompt",
+            )
         tokens = self._context.tokenizer(" " + context.strip(), add_special_tokens=False)["input_ids"]
         if special := set(tokens) & set(self._context.tokenizer.all_special_ids):
             said = self._context.tokenizer.decode(min(special))
             raise PromptError(f"prompt: {said!r} stands for no text; leave it out", param="prompt")
-        return torch.tensor([self._outline.start_of_earlier, *tokens])
+        return torch.tensor([start, *tokens])
 
     @property
     def _example(self) -> list[int]:
