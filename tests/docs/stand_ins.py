@@ -24,6 +24,7 @@ import corellm_deepseek_vl2.tiny
 import corellm_florence2.tiny
 import corellm_fuyu.tiny
 import corellm_gemma3.tiny
+import corellm_idefics2.tiny
 import corellm_internvl.tiny
 import corellm_llava.tiny
 import corellm_mllama.tiny
@@ -52,6 +53,7 @@ def _deepseek_vl(path: Path) -> None:
 
 
 PUBLISHED: dict[str, Callable[[Path], object]] = {
+    "HuggingFaceM4/idefics2-8b": corellm_idefics2.tiny.make_tiny_checkpoint,
     "OpenGVLab/InternVL3-1B": corellm_internvl.tiny.make_tiny_checkpoint,
     "Qwen/Qwen-VL-Chat": _pickled_qwen_vl,
     "Qwen/Qwen2-Audio-7B-Instruct": corellm_qwen_audio.tiny.make_tiny_checkpoint,

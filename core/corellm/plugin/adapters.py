@@ -38,6 +38,7 @@ KNOWN_FAMILIES = {
     "MolmoForCausalLM": "corellm-molmo",
     "PaliGemmaForConditionalGeneration": "corellm-paligemma",
     "ChameleonForConditionalGeneration": "corellm-chameleon",
+    "Idefics2ForConditionalGeneration": "corellm-idefics2",
     "InternVLChatModel": "corellm-internvl",
     "QWenLMHeadModel": "corellm-qwen-vl",
     "Qwen2VLForConditionalGeneration": "corellm-qwen-vl",
