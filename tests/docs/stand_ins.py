@@ -26,6 +26,7 @@ import corellm_fuyu.tiny
 import corellm_gemma3.tiny
 import corellm_idefics2.tiny
 import corellm_internvl.tiny
+import corellm_kosmos2.tiny
 import corellm_llava.tiny
 import corellm_mllama.tiny
 import corellm_molmo.tiny
@@ -73,6 +74,7 @@ PUBLISHED: dict[str, Callable[[Path], object]] = {
         corellm_paligemma.tiny.make_tiny_checkpoint, decoder="gemma2", sliding_window=512
     ),
     "meta-llama/Llama-3.2-11B-Vision-Instruct": corellm_mllama.tiny.make_tiny_checkpoint,
+    "microsoft/kosmos-2-patch14-224": corellm_kosmos2.tiny.make_tiny_checkpoint,
     "mistralai/Voxtral-Mini-3B-2507": corellm_voxtral.tiny.make_tiny_checkpoint,
     "openai/whisper-tiny": partial(
         corellm_transformers.tiny.make_tiny_checkpoint, architecture="WhisperForConditionalGeneration"

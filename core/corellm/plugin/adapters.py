@@ -37,6 +37,7 @@ KNOWN_FAMILIES = {
     "deepseek_vl_v2": "corellm-deepseek-vl2",
     "MolmoForCausalLM": "corellm-molmo",
     "PaliGemmaForConditionalGeneration": "corellm-paligemma",
+    "Kosmos2ForConditionalGeneration": "corellm-kosmos2",
     "ChameleonForConditionalGeneration": "corellm-chameleon",
     "Idefics2ForConditionalGeneration": "corellm-idefics2",
     "InternVLChatModel": "corellm-internvl",

@@ -1,0 +1,3 @@
+"""Kosmos-2 keeps the contract."""
+
+from corellm_kosmos2.contract import TestKosmos2 as TestKosmos2
