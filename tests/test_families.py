@@ -57,6 +57,7 @@ FAMILIES = {
     "deepseek_vl2": Family("corellm_deepseek_vl2.tiny", {}, ("image",)),
     "molmo": Family("corellm_molmo.tiny", {}, ("image",), several=False),
     "gemma3": Family("corellm_gemma3.tiny", {}, ("image",)),
+    "git": Family("corellm_git.tiny", {}, ("image",), several=False),
     "mllama": Family("corellm_mllama.tiny", {}, ("image",)),
     "paligemma": Family("corellm_paligemma.tiny", {}, ("image",)),
     "chameleon": Family("corellm_chameleon.tiny", {}, ("image",)),

@@ -88,6 +88,7 @@ PLUGINS = {
     "corellm-llava": [Model("LlavaForConditionalGeneration", "corellm_llava", "image.png")],
     "corellm-fuyu": [Model("FuyuForCausalLM", "corellm_fuyu", "image.png")],
     "corellm-gemma3": [Model("Gemma3ForConditionalGeneration", "corellm_gemma3", "image.png")],
+    "corellm-git": [Model("GitForCausalLM", "corellm_git", "image.png")],
     "corellm-blip2": [
         Model("Blip2ForConditionalGeneration", "corellm_blip2", "image.png"),
         Model("InstructBlipForConditionalGeneration", "corellm_blip2.instruct", "image.png"),

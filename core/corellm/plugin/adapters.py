@@ -29,6 +29,7 @@ KNOWN_FAMILIES = {
     "LlavaForConditionalGeneration": "corellm-llava",
     "FuyuForCausalLM": "corellm-fuyu",
     "Gemma3ForConditionalGeneration": "corellm-gemma3",
+    "GitForCausalLM": "corellm-git",
     "Blip2ForConditionalGeneration": "corellm-blip2",
     "InstructBlipForConditionalGeneration": "corellm-blip2",
     "Florence2ForConditionalGeneration": "corellm-florence2",
