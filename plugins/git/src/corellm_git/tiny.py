@@ -69,17 +69,13 @@ def _spread_attention(model: Any) -> None:
 
 
 def _tokenizer(spare_tokens: int) -> Any:
-    """BERT's, with WordPiece trained on a few sentences."""
+    """BERT's, with the words of a few sentences and single characters."""
     import transformers
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+    from tokenizers import normalizers, pre_tokenizers
 
-    special = ["[PAD]", *spare(spare_tokens), "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer()
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    normalizer, splitter = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    words = [word for line in CORPUS for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(line))]
     characters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=400, special_tokens=special, initial_alphabet=characters, show_progress=False
-    )
-    tokenizer.train_from_iterator(CORPUS * 50, trainer)
-    return transformers.BertTokenizer(vocab=tokenizer.get_vocab())
+    special = ["[PAD]", *spare(spare_tokens), "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    pieces = dict.fromkeys([*special, *characters, *(f"##{character}" for character in characters), *words])
+    return transformers.BertTokenizer(vocab={piece: number for number, piece in enumerate(pieces)})

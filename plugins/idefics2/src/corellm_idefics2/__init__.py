@@ -211,7 +211,7 @@ class Idefics2:
             _embedded(model.model, crop[None, :, :height, :width])
             for crop, (width, height) in zip(crops, sizes, strict=True)
         ]
-        by_image = torch.cat(rows).split(mm_kwargs["num_crops"].flatten().tolist())
+        by_image = torch.split(torch.cat(rows), mm_kwargs["num_crops"].flatten().tolist())
         return [own.flatten(0, 1) for own in by_image]
 
 

@@ -51,8 +51,7 @@ def make_tiny_checkpoint(
         spare_tokens: special tokens without a use, which shift the others' ids.
     """
     import transformers
-
-    from corellm_idefics2.processor import Idefics2ImageProcessorPil
+    from transformers.models.idefics2.image_processing_pil_idefics2 import Idefics2ImageProcessorPil
 
     tokenizer = _tokenizer(spare_tokens, legacy=legacy)
     sizes = decoder_settings(tokenizer, num_key_value_heads=2, sliding_window=sliding_window)

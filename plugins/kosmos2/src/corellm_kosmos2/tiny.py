@@ -22,6 +22,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "a larger tower": {"image_size": 84},
     "embeddings that are not scaled": {"scale_embedding": False},
     "a tokenizer that drops spaces behind the last word": {"drops_spaces": True},
+    "tied embeddings": {"tied": True},
 }
 """`{what is different: arguments of make_tiny_checkpoint}`: the contract tests each."""
 
@@ -41,6 +42,7 @@ def make_tiny_checkpoint(
     spare_tokens: int = 0,
     drops_spaces: bool = False,
     has_image_tokens: bool = True,
+    tied: bool = False,
 ) -> Path:
     """Write a checkpoint in the Hugging Face layout into `path`, and return that; `seed` is the weights'.
 
@@ -52,6 +54,7 @@ def make_tiny_checkpoint(
         spare_tokens: tokens without a use, which shift the ids of all others.
         drops_spaces: whether the tokenizer splits words at white space before it marks them.
         has_image_tokens: whether the tokenizer is saved with the tokens that the processor adds to it.
+        tied: whether the output layer is the embedding table, as published; then outputs repeat themselves.
     """
     import torch
     import transformers
@@ -68,14 +71,18 @@ def make_tiny_checkpoint(
         "layers": num_layers,
         "attention_heads": 4,
         "scale_embedding": scale_embedding,
+        "tie_word_embeddings": tied,
         **special_token_ids(tokenizer),
     }
     vision = layer_sizes(48, image_size=image_size, patch_size=14)
-    config = transformers.Kosmos2Config(text_config=text, vision_config=vision, latent_query_num=latent_query_num)
+    config = transformers.Kosmos2Config(
+        text_config=text, vision_config=vision, latent_query_num=latent_query_num, tie_word_embeddings=tied
+    )
     model = transformers.Kosmos2ForConditionalGeneration(config)
     randomize_weights(model, seed)
-    with torch.no_grad():
-        model.get_input_embeddings().weight[tokenizer.pad_token_id] = 0  # as trained: no text has it
+    with torch.no_grad():  # as trained: no text has the padding token, read or written
+        for embeddings in (model.get_input_embeddings(), model.get_output_embeddings()):
+            embeddings.weight[tokenizer.pad_token_id] = 0
     model.save_pretrained(path)
     processor.save_pretrained(path)
     if not has_image_tokens:
