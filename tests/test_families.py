@@ -196,7 +196,7 @@ def test_a_continued_message_stays_open(load: Load, name: str, template: bool) -
         asked = {"role": "user", "content": [*medium, {"type": "text", "text": "What is it?"}]}
         messages = [asked, {"role": "assistant", "content": "It is a red cir"}]
         begun = inputs.process_chat(messages, continue_final_message=True)
-        assert decode(begun.token_ids).endswith("It is a red cir")
+        assert decode(begun.token_ids).lower().endswith("it is a red cir")  # GIT knows small letters alone
 
 
 def test_an_encoder_decoder_continues_no_message(load: Load) -> None:

@@ -181,8 +181,9 @@ def test_latent_queries_see_the_whole_image(llm: LLM, checkpoint: Path) -> None:
     model = transformers.Kosmos2ForConditionalGeneration.from_pretrained(
         checkpoint, dtype=torch.float32, attn_implementation="eager"
     ).eval()
+    pixels = features[0].data["pixel_values"].data[None]
     with torch.inference_mode():
-        want = model.get_image_features(features[0].data["pixel_values"].data[None]).pooler_output[0]
+        want = transformers.Kosmos2Model.get_image_features(model, pixels).pooler_output[0]
     encoders = llm.engine.runner.encoders
     encoders.run(features)
     got = encoders.output(features[0])

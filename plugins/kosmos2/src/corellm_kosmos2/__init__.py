@@ -188,6 +188,8 @@ class Kosmos2:
 
         Positions are interpolated for requests with another `crop_size`; at the tower's own size they do not change.
         """
-        features = model.get_image_features(mm_kwargs["pixel_values"], interpolate_pos_encoding=True)
+        from transformers import Kosmos2Model  # in 5.17 the only class with the method, which needs what both have
+
+        features = Kosmos2Model.get_image_features(model, mm_kwargs["pixel_values"], interpolate_pos_encoding=True)
         embeddings: Tensor = features.pooler_output
         return embeddings

@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
+from transformers import Kosmos2Model
+
 from corellm_kosmos2 import Kosmos2
 from corellm_testing import AdapterContract, Continuation, Media, Reference, generate_one
 
@@ -37,10 +39,10 @@ class Kosmos2Reference(Reference):
         At the tower's own size they do not change.
         """
         inputs = self._process(text, media, kwargs)
-        if not media:
-            return generate_one(self.model, inputs, max_tokens)
+        if not media:  # which the whole model of transformers 5.17 does not take
+            return generate_one(self.model.text_model, inputs, max_tokens)
         pixels = inputs.pop("pixel_values")
-        features = self.model.get_image_features(pixels, interpolate_pos_encoding=True)
+        features = Kosmos2Model.get_image_features(self.model, pixels, interpolate_pos_encoding=True)
         output = generate_one(self.model, {**inputs, "image_embeds": features.pooler_output}, max_tokens)
         return replace(output, prompt_token_ids=self.process(text, media, kwargs)["input_ids"][0].tolist())
 
