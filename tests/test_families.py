@@ -191,12 +191,13 @@ def test_a_continued_message_stays_open(load: Load, name: str, template: bool) -
     """Nothing that the family puts behind every prompt ends it, with an item and without."""
     family, llm = FAMILIES[name], load(name, template)
     inputs, decode = llm.engine.input_processor, llm.get_tokenizer().decode
-    modality = family.modalities[0]
+    modality, begun_text = family.modalities[0], "It is a red cir"
+    spelled = begun_text.lower() if name == "git" else begun_text  # its tokenizer knows no capitals
     for medium in ([], [{"type": modality, modality: item(modality, 1)}]):
         asked = {"role": "user", "content": [*medium, {"type": "text", "text": "What is it?"}]}
-        messages = [asked, {"role": "assistant", "content": "It is a red cir"}]
+        messages = [asked, {"role": "assistant", "content": begun_text}]
         begun = inputs.process_chat(messages, continue_final_message=True)
-        assert decode(begun.token_ids).lower().endswith("it is a red cir")  # GIT knows small letters alone
+        assert decode(begun.token_ids).endswith(spelled)
 
 
 def test_an_encoder_decoder_continues_no_message(load: Load) -> None:

@@ -25,9 +25,11 @@ class TranscriptionRules(ContractRules):
             got=f"for 'en' and for 'de' {asked['en']}",
             fix="write the language, or return None to be asked in a conversation",
         )
-        typed = "".join(map(str, subject.context.tokenizer.all_special_tokens))
-        for language, context in ((typed, ""), ("en", typed)):
-            known = set(asked["en"] or ()) | set(asked["de"] or ())
+        known = set(asked["en"] or ()) | set(asked["de"] or ())
+        names = subject.context.tokenizer.convert_ids_to_tokens
+        # the form's own apart: one more placeholder is refused by the engine, whatever else is typed beside it
+        texts = ("".join(names(sorted(subject.special_token_ids - known))), "".join(names(sorted(known))))
+        for language, context in (pair for typed in texts for pair in ((typed, ""), ("en", typed))):
             placed = set(self._asked(subject, language, context) or ()) - known
             self.require(
                 not placed & subject.special_token_ids,
