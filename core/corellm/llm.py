@@ -52,6 +52,10 @@ if TYPE_CHECKING:
 OnError = Literal["raise", "return"]
 _Result = TypeVar("_Result")
 
+_MOST_PREPARING = 8
+"""Threads that prepare prompts, at most: they share the interpreter with the engine's thread, and more of them only hold
+that up."""
+
 
 class _CallOfExtension:
     """A method of `LLM` that an extension brings (`offer_calls`)."""
@@ -110,7 +114,7 @@ class LLM(Maintenance, NotPicklable):
         self.engine = LLMEngine.from_kwargs(
             model=model, dtype=dtype, max_model_len=max_model_len, adapter=adapter, **engine_args
         )
-        self._num_threads = usable_cpus() + self.engine.fetching_threads
+        self._num_threads = min(usable_cpus(), _MOST_PREPARING) + self.engine.fetching_threads
         self._pool: Executor = (
             CallingThread()
             if self.engine.prepares_at_once

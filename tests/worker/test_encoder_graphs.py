@@ -64,7 +64,7 @@ def test_rows_are_those_of_the_encoder(
             encoders.run(features[:count])
             for feature, rows in zip(features[:count], wanted, strict=False):
                 torch.testing.assert_close(encoders.output(feature), rows, rtol=1e-5, atol=1e-5)
-        assert len(replays) == (3 if captured else 0)
+        assert len(replays) == (1 + 1 + 1 + 2 if captured else 0)
 
 
 def test_an_encoder_that_looks_at_values_is_not_captured() -> None:
@@ -82,9 +82,9 @@ def test_items_of_another_shape_or_type_run_as_before() -> None:
     pixels = torch.randn(3, 4, 2)
     found = graphs.run("image", {"pixels": pixels})
     assert found is not None
-    assert torch.equal(found, pixels * 2)
+    assert torch.equal(torch.stack(found), pixels * 2)
     again = graphs.run("image", {"pixels": pixels + 1})
-    assert torch.equal(found, pixels * 2), "rows that were handed out changed"
+    assert torch.equal(torch.stack(found), pixels * 2), "rows that were handed out changed"
     assert again is not None
     for others in (
         {"pixels": torch.randn(3, 5, 2)},

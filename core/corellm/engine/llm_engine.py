@@ -276,6 +276,7 @@ class LLMEngine(NotPicklable):
         check_process()
         step = self._ahead or self._launch()
         self._ahead = self._launch_ahead(step)
+        self.scheduler.look_ahead()  # while a GPU computes
         result = step.wait()
         self._count_failures(step.batch, result)
         changed = self.scheduler.update(step.batch, result)

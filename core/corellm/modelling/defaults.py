@@ -23,6 +23,7 @@ from corellm.modelling.decoder_attention import attention_configs, set_attention
 from corellm.modelling.unused_layers import skip_unused_layers
 from corellm.modelling.weights import check_names
 from corellm.multimodal.merging import check_embeddings, write_rows
+from corellm.system.transfers import upload
 
 
 class MergeRows(Protocol):
@@ -290,7 +291,8 @@ def freeze(model: nn.Module) -> nn.Module:
 def floating_to(data: Any, dtype: torch.dtype, device: torch.device) -> Any:
     """Move tensors (also in lists) to the device, floating ones in the model's dtype."""
     if isinstance(data, Tensor):
-        return data.to(device=device, dtype=dtype) if data.is_floating_point() else data.to(device)
+        data = data.to(dtype) if data.is_floating_point() else data
+        return upload(data, device) if data.device.type == "cpu" else data.to(device)
     if isinstance(data, list):
         return [floating_to(x, dtype, device) for x in data]
     return data

@@ -71,15 +71,19 @@ class BlockManager:
             return 0
         return (request.num_tokens - 1) // self.block_size
 
+    def hash_prompt(self, request: Request) -> int:
+        """Hash the blocks that `get_computed_blocks` looks up; returns how many."""
+        limit = self.max_cached_blocks(request)
+        extend_block_hashes(request, self.block_size, limit)
+        return limit
+
     def get_computed_blocks(self, request: Request) -> list[int]:
         """The longest cached prefix of a request without blocks; pass it to `allocate` before anything else happens.
 
         Never the whole sequence, since the last token must be computed to sample the next; and nothing for a request
         that needs every position's hidden state.
         """
-        limit = self.max_cached_blocks(request)
-        extend_block_hashes(request, self.block_size, limit)
-        blocks = self._cached_prefix(request, limit)
+        blocks = self._cached_prefix(request, self.hash_prompt(request))
         for user in self._users:
             user.look_up(request)
             blocks = blocks[: user.reusable(blocks)]

@@ -7,6 +7,7 @@ preempted request therefore returns to its old place, before all later ones.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 
 from corellm.scheduling.request import Request
 
@@ -26,6 +27,10 @@ class RequestQueue:
 
     def __len__(self) -> int:
         return len(self._live)
+
+    def __iter__(self) -> Iterator[Request]:
+        """The requests, in the order in which they came."""
+        return iter(self._live.values())
 
     def push(self, request: Request) -> None:
         """Put a request in its place."""

@@ -369,6 +369,15 @@ class Scheduler:
         else:
             step.add_prefill(request, num_tokens, items, block_table, notes)
 
+    def look_ahead(self) -> None:
+        """Hash the prompts that fit the next step, of requests that wait: it will look them up in the prefix cache."""
+        left = self.max_num_batched_tokens
+        for request in self.waiting:
+            if left <= 0:
+                return
+            self.blocks.hash_prompt(request)
+            left -= request.num_tokens
+
     # The step after it, and results ----------------------------------------------------------------------------------
 
     def schedule_ahead(self) -> ScheduledBatch | None:

@@ -1,7 +1,8 @@
 """Encoders as CUDA graphs, for models that scale every image to one size.
 
-For a single image, launching an encoder's hundreds of kernels takes longer than running them. An encoder is captured if
-it never waits for the device and its items' outputs have one shape; items of other shapes run without a graph.
+Launching an encoder's hundreds of kernels takes longer than running them, for a dozen images of ViT-L still. An encoder
+is captured if it never waits for the device and its items' outputs have one shape; items of other shapes run without a
+graph.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from corellm.attention.graph import Graph, NotCapturable
 logger = logging.getLogger(__name__)
 
 SIZES = (1, 2, 4, 8)
-"""Batch sizes that are captured; larger batches keep a GPU busy without a graph."""
+"""Batch sizes that are captured; larger batches are divided."""
 
 Embed = Callable[[str, Mapping[str, Any]], Any]
 """From a modality and joined tensors to a tensor `[items, tokens, width]` or a list of one per item."""
@@ -71,19 +72,23 @@ class EncoderGraphs:
         logger.info("captured the %s encoder for %s items", modality, ", ".join(map(str, SIZES)))
 
     @torch.inference_mode()
-    def run(self, modality: str, items: Mapping[str, Any]) -> Tensor | None:
-        """Return the embeddings of a batch of items, `[items, tokens, width]`; None if no graph fits them."""
+    def run(self, modality: str, items: Mapping[str, Any]) -> list[Tensor] | None:
+        """Return the embeddings of each item of a batch, `[tokens, width]`; None if no graph fits them."""
         inputs = self._inputs.get(modality)
         if inputs is None or inputs.keys() != items.keys():
             return None
         count = len(next(iter(items.values())))
-        if count > SIZES[-1] or not all(_is_like(items[name], tensor, count) for name, tensor in inputs.items()):
+        if not all(_is_like(items[name], tensor, count) for name, tensor in inputs.items()):
             return None
-        for name, tensor in inputs.items():
-            tensor[:count].copy_(items[name], non_blocking=True)
-        graph, output = self._captured[modality, next(size for size in SIZES if size >= count)]
-        graph.replay()
-        return output[:count].clone()  # the next run overwrites it
+        embeddings: list[Tensor] = []
+        for start in range(0, count, SIZES[-1]):
+            part = min(SIZES[-1], count - start)
+            for name, tensor in inputs.items():
+                tensor[:part].copy_(items[name][start : start + part], non_blocking=True)
+            graph, output = self._captured[modality, next(size for size in SIZES if size >= part)]
+            graph.replay()
+            embeddings += [rows.clone() for rows in output[:part]]  # the next replay overwrites them
+        return embeddings
 
 
 def _is_like(value: Any, tensor: Tensor, count: int) -> bool:

@@ -23,7 +23,6 @@ def checked_outputs(
     Raises:
         ContractError: `outputs` is no tensor and no list of tensors.
         EmbeddingCountError: it has another number of items, or an item another shape.
-        EncoderError: an embedding is not finite.
     """
     parts = _one_per_item(features, outputs)
     width = parts[0].shape[-1] if width is None else width
@@ -40,12 +39,17 @@ def checked_outputs(
                 f"{feature.modality} {feature.item}: get_prompt_updates made room for {wanted} embeddings of width "
                 f"{width}, get_multimodal_embeddings returned a tensor of shape {tuple(part.shape)}"
             )
-    converted = [part.to(device=device, dtype=dtype) for part in parts]
-    finite = torch.stack([part.isfinite().all() for part in converted]).tolist()  # one wait for the device
-    for feature, is_finite in zip(features, finite, strict=True):
-        if not is_finite:
-            raise EncoderError(f"{feature.modality} {feature.item}: its embeddings hold NaN or infinity in {dtype}")
-    return converted
+    return [part.to(device=device, dtype=dtype) for part in parts]
+
+
+def are_finite(parts: Sequence[Tensor]) -> Tensor:
+    """Return whether all of each part is finite, `[num_parts]` bool, without waiting for the device."""
+    return torch.stack([part.isfinite().all() for part in parts])
+
+
+def not_finite(feature: MultiModalFeature, dtype: torch.dtype) -> EncoderError:
+    """Return the error for an item whose embeddings are not."""
+    return EncoderError(f"{feature.modality} {feature.item}: its embeddings hold NaN or infinity in {dtype}")
 
 
 def _one_per_item(features: Sequence[MultiModalFeature], outputs: Any) -> list[Tensor]:

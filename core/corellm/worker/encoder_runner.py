@@ -20,7 +20,7 @@ from corellm.multimodal.inputs import MultiModalFeature
 from corellm.plugin.hook_callers import HookCallers
 from corellm.system.failures import failure_of
 from corellm.worker.encoder_graphs import EncoderGraphs
-from corellm.worker.encoder_outputs import checked_outputs
+from corellm.worker.encoder_outputs import are_finite, checked_outputs, not_finite
 
 
 class EncoderRunner:
@@ -40,6 +40,8 @@ class EncoderRunner:
         self._dtype, self._device = dtype, device
         self._outputs: dict[str, Tensor] = {}
         self._failures: dict[str, CorellmError] = {}
+        self._unsettled: list[tuple[Sequence[MultiModalFeature], Tensor]] = []
+        """Batches whose embeddings may not be finite: their items and, on the device, whether each one's are."""
         self._graphs: EncoderGraphs | None = None
 
     def __contains__(self, feature: MultiModalFeature) -> bool:
@@ -53,6 +55,7 @@ class EncoderRunner:
     def drop_all(self) -> None:
         """Forget every output."""
         self._outputs.clear()
+        self._unsettled.clear()
 
     def output(self, feature: MultiModalFeature) -> Tensor:
         """Return the embeddings of an item that was run.
@@ -85,8 +88,17 @@ class EncoderRunner:
         self._graphs = graphs
 
     def run(self, features: Sequence[MultiModalFeature]) -> None:
-        """Embed items, joined into as few encoder batches as their shapes allow. Failures are kept for `output`."""
+        """Embed items and wait for them. Failures are kept for `output`."""
+        self.launch(features)
+        self.settle()
+
+    def launch(self, features: Sequence[MultiModalFeature]) -> None:
+        """Embed items, joined into as few encoder batches as their shapes allow; `settle` has to follow.
+
+        The device may compute still, and `output` may return embeddings that `settle` then finds not to be finite.
+        """
         self._failures.clear()
+        self._unsettled.clear()
         kinds: dict[tuple[str, bool], list[MultiModalFeature]] = {}
         for feature in features:
             kinds.setdefault((feature.modality, feature.precomputed), []).append(feature)
@@ -94,12 +106,27 @@ class EncoderRunner:
             for members in group_joinable([feature.data for feature in group]):
                 self._run_batch([group[i] for i in members])
 
+    def settle(self) -> bool:
+        """Wait for what was launched; returns whether items failed now, whose embeddings are not finite."""
+        unsettled, self._unsettled = self._unsettled, []
+        failed = [
+            feature
+            for features, finite in unsettled
+            for feature, is_finite in zip(features, finite.tolist(), strict=True)
+            if not is_finite
+        ]
+        for feature in failed:
+            self._outputs.pop(feature.identifier, None)
+            self._failures[feature.identifier] = not_finite(feature, self._dtype)
+        return bool(failed)
+
     def _run_batch(self, features: list[MultiModalFeature]) -> None:
         """Run one batch; if it fails, its items run alone, so that only the failing item's requests fail."""
         try:
             outputs = checked_outputs(features, self._embed(features), self.width, self._dtype, self._device)
             self.width = outputs[0].shape[-1]
             self._outputs |= {f.identifier: _with_own_storage(x) for f, x in zip(features, outputs, strict=True)}
+            self._unsettled.append((features, are_finite(outputs)))
             return
         except Exception as error:
             if len(features) == 1:
@@ -118,8 +145,10 @@ class EncoderRunner:
         return self._encode(modality, joined) if outputs is None else outputs
 
     def _joined(self, features: Sequence[MultiModalFeature]) -> dict[str, Any]:
-        joined = join_items([feature.data for feature in features])
-        return {name: floating_to(data, self._dtype, self._device) for name, data in joined.items()}
+        return join_items([feature.data for feature in features], self._moved)
+
+    def _moved(self, data: Any) -> Any:
+        return floating_to(data, self._dtype, self._device)
 
     def _encode(self, modality: str, mm_kwargs: Mapping[str, Any]) -> Any:
         return self._hooks.get_multimodal_embeddings(model=self._model, modality=modality, mm_kwargs=mm_kwargs)

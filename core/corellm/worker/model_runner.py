@@ -125,7 +125,9 @@ class ModelRunner:
 
         for sequence in batch.new:
             self._admit(sequence, step.result)
-        self.encoders.run([self._states[request_id].sequence.features[index] for request_id, index in batch.encode])
+        self.encoders.launch([self._states[name].sequence.features[index] for name, index in batch.encode])
+        if batch.encode:
+            step.settle = self._settle
         chunks = [chunk for chunk in batch.chunks if self._is_encoded(chunk, step.result)]
         if chunks:
             self._compute(chunks, step)
@@ -182,6 +184,12 @@ class ModelRunner:
                 state.prompt_positions, state.position_offset = positions
         except Exception as error:
             result.failed[sequence.request_id] = failure_of("get_rope_positions", error, RequestFailedError)
+
+    def _settle(self, step: StepInFlight) -> None:
+        """Fail the requests of items whose embeddings are not finite, which only now is known."""
+        if self.encoders.settle():
+            for chunk in step.batch.chunks:
+                self._is_encoded(chunk, step.result)
 
     def _is_encoded(self, chunk: SequenceChunk, result: StepResult) -> bool:
         """Whether a chunk can be computed: its request has not failed, and does not because of an item's encoder."""

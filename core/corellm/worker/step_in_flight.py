@@ -33,17 +33,22 @@ class StepInFlight:
         self.batch, self._states, self._propose = batch, states, propose
         self.result = StepResult()
         self.chunks: Sequence[SequenceChunk] = ()
+        self.settle: Callable[[StepInFlight], None] | None = None
+        """Called once the device is done, to find which requests failed meanwhile; None where none can have."""
         self.tokens: TokensInFlight | None = None
         self.in_flight = False
 
     def wait(self) -> StepResult:
         """Wait for the device and return the step's result."""
         result, tokens, self.tokens, self.in_flight = self.result, self.tokens, None, False
-        if tokens is not None:
-            output, end = tokens.wait(), 0
+        output = None if tokens is None else tokens.wait()
+        if self.settle is not None:
+            self.settle(self)
+        if output is not None:
+            end = 0
             for chunk in self.chunks:
                 start, end = end, end + 1 + chunk.num_drafts
-                if chunk.request_id not in result.failed:  # a part could not run it
+                if chunk.request_id not in result.failed:  # an item's encoder did, or a part could not run it
                     self._take(chunk, output, start)
             if self._propose is not None:
                 names = [chunk.request_id for chunk in self.chunks if chunk.request_id in result.sampled]
