@@ -53,8 +53,8 @@ OnError = Literal["raise", "return"]
 _Result = TypeVar("_Result")
 
 _MOST_PREPARING = 8
-"""Threads that prepare prompts, at most: they share the interpreter with the engine's thread, and more of them only hold
-that up."""
+"""Threads that prepare prompts, at most: they share the interpreter with the engine's thread, which more of them only
+hold up."""
 
 
 class _CallOfExtension:

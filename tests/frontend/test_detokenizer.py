@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 import pytest
@@ -158,7 +158,7 @@ PROMPTS = st.sampled_from(["", "USER: what shape", "describe ", "über 日", "a 
 @given(data=st.data(), prompt=PROMPTS, skip=st.booleans())
 def test_the_pieces_are_the_whole(name: str, data: st.DataObject, prompt: str, skip: bool) -> None:
     """For any tokens (whole texts, texts cut anywhere, random ids and so invalid UTF-8 and special tokens), what is
-    given out after a prompt is what `decode` adds to the prompt's text.
+    given out after a prompt is what `decode` adds to the prompt's text, by single tokens and by several at once.
     """
     tokenizer = tokenizer_of(name)
     some_text = st.builds(lambda text, cut: encode(tokenizer, text)[cut:], TEXTS, st.integers(0, 3))
@@ -171,6 +171,10 @@ def test_the_pieces_are_the_whole(name: str, data: st.DataObject, prompt: str, s
         assume(not whole or tokenizer.convert_ids_to_tokens(whole[0]) != "<0x20>")
     before, after = decode(tokenizer, prompt_ids, skip=skip), decode(tokenizer, whole, skip=skip)
     assert before + "".join(streamed(tokenizer, prompt_ids, ids, skip=skip)) == after
+    detokenizer = IncrementalDetokenizer(tokenizer, prompt_ids, skip_special_tokens=skip)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=2)))
+    pieces = [detokenizer.extend(ids[i:j]) for i, j in pairwise([0, *cuts, len(ids)])]
+    assert before + "".join(pieces) + detokenizer.finish() == after
 
 
 @pytest.mark.parametrize("name", ["byte_level", "byte_fallback", "slow_bytes"])

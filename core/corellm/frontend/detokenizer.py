@@ -108,7 +108,20 @@ class IncrementalDetokenizer:
             return half + self._utf8.decode(byte)
         ended = self._end_run() if self._run else ""
         follows_special = self._joins_special_tokens and self._tail and self._tail[-1] in self._vocabulary.special
-        self._tail.append(token_id)
+        new = self._grow([token_id])
+        if follows_special and token_id in self._vocabulary.special:
+            new = new.removeprefix(" ")
+        return ended + new
+
+    def extend(self, token_ids: Sequence[int]) -> str:
+        """Take in several tokens; returns what `append` returns for each, joined, and mostly decodes them at once."""
+        if self._joins_special_tokens or self._run or not self._vocabulary.bytes.keys().isdisjoint(token_ids):
+            return "".join(map(self.append, token_ids))
+        return self._grow([token_id for token_id in token_ids if not self._is_silent(token_id)])
+
+    def _grow(self, token_ids: list[int]) -> str:
+        """Add tokens to the tail; returns the text that they make certain."""
+        self._tail += token_ids
         text = self._decode(self._tail)
         self._half = _REPLACEMENT if text.endswith(_REPLACEMENT) else ""
         certain = len(text) - len(self._half)
@@ -116,9 +129,7 @@ class IncrementalDetokenizer:
         self._num_returned = max(self._num_returned, certain)
         if len(self._tail) > _TAIL:
             self._start_tail(self._tail[-_CONTEXT:], held=len(self._half))
-        if follows_special and token_id in self._vocabulary.special:
-            new = new.removeprefix(" ")
-        return ended + new
+        return new
 
     def preview(self, token_id: int) -> str:
         """The text that `append` would return for a token, which is not appended; for a special token its own text."""

@@ -95,6 +95,8 @@ class GrowingCompletion:
     output: CompletionOutput
     detokenizer: IncrementalDetokenizer | None
     stop: StopStringMatcher | None
+    text_comes_last: bool = False
+    """Whether its text is made of all its tokens once it ends, as nobody reads it before."""
     num_committed: int = 0
     """Output tokens of steps that ended without an interrupt: an interrupted step is undone back to here."""
     _output_characters: int = 0

@@ -54,7 +54,9 @@ class OutputProcessor:
                 logprobs=None if params.logprobs is None else [],
                 cumulative_logprob=None if params.logprobs is None else 0.0,
             )
-            completion = GrowingCompletion(group, request, output, *self._text_state(request))
+            detokenizer, stop = self._text_state(request)
+            is_last = kind is RequestOutputKind.FINAL_ONLY and stop is None and params.logprobs is None
+            completion = GrowingCompletion(group, request, output, detokenizer, stop, text_comes_last=is_last)
             group.completions.append(completion)
             self._completions[request.request_id] = completion
         self.finish_outside_step(request for request in requests if request.status.is_finished)
@@ -159,9 +161,7 @@ class OutputProcessor:
         if logprobs is not None and output.logprobs is not None:
             output.logprobs.append(self._logprobs_decoder.decode_position(logprobs, completion.detokenizer))
             output.cumulative_logprob = (output.cumulative_logprob or 0.0) + logprobs.logprobs[0]
-        is_stopped = request.status is RequestStatus.FINISHED_STOPPED
-        ended_by_token = is_stopped and len(output.token_ids) == len(request.output_token_ids)
-        if completion.detokenizer is None or (ended_by_token and not params.include_stop_str_in_output):
+        if completion.detokenizer is None or completion.text_comes_last or _ends_without_text(completion):
             return
         output.text += _text_of(token, len(output.token_ids), params, completion.detokenizer, completion.stop)
         if completion.stop is not None:
@@ -171,6 +171,9 @@ class OutputProcessor:
         """End a completion. Setting its finish reason ends it; the lines after that only add to it."""
         output, request, tail = completion.output, completion.request, ""
         if completion.detokenizer is not None and output.stop_reason is None:
+            if completion.text_comes_last:
+                tokens = output.token_ids[:-1] if _ends_without_text(completion) else output.token_ids
+                output.text = completion.detokenizer.extend(tokens)
             tail = completion.detokenizer.finish()
             if completion.stop is None:
                 output.text += tail
@@ -234,7 +237,9 @@ class OutputProcessor:
             # one by one, as `_take_token` adds them: from Python 3.12 on `sum` rounds otherwise
             *_, output.cumulative_logprob = accumulate((at[token].logprob for token, at in chosen), initial=0.0)
         detokenizer, stop = self._text_state(request)
-        if detokenizer is not None:
+        if completion.text_comes_last:
+            output.text = ""
+        elif detokenizer is not None:
             tokens = enumerate(output.token_ids, start=1)
             output.text = "".join(
                 _text_of(token, number, request.sampling_params, detokenizer, stop) for number, token in tokens
@@ -269,6 +274,16 @@ class OutputProcessor:
                 failed.append(chunk.request_id)
                 self._fail(completion, error, now)
         return failed
+
+
+def _ends_without_text(completion: GrowingCompletion) -> bool:
+    """Whether a completion's last token is one that ended it and is left out of its text."""
+    output, request = completion.output, completion.request
+    return (
+        request.status is RequestStatus.FINISHED_STOPPED
+        and len(output.token_ids) == len(request.output_token_ids)
+        and not request.sampling_params.include_stop_str_in_output
+    )
 
 
 def _text_of(
