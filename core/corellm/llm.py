@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 OnError = Literal["raise", "return"]
 _Result = TypeVar("_Result")
 
-_MOST_PREPARING = 8
+_MOST_PREPARING = 4
 """Threads that prepare prompts, at most: they share the interpreter with the engine's thread, which more of them only
 hold up."""
 
