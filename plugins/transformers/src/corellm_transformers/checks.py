@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from itertools import combinations
 from typing import Any
 
@@ -176,6 +177,11 @@ def _check(forward: Forward, wanted: Sequence[str]) -> None:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         differs = f"cannot be run up to its decoder with {what} items ({reason})"
         raise _Differs(differs, "get_multimodal_embeddings") from error
+    except AttributeError as error:  # no settings explain it: the model's own code asks for what is not there
+        raise CheckpointError(
+            f"{type(forward.model).__name__} fails in the code of transformers {version('transformers')} itself "
+            f"({error}); another release may run it"
+        ) from error
 
 
 def _expanded(
