@@ -38,6 +38,7 @@ def byte_level() -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator([*CORPUS, "smile 😀😀 日本語"] * 5, trainer)
+    tokenizer.add_tokens(["<|a b|>", "é日"])  # their letters stand for no bytes, or not all do
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", pad_token="<pad>")
 
 
