@@ -2,8 +2,9 @@
 
 Knows one request's tokens and text; knows neither the scheduler nor why a request ends.
 
-Tokens of byte-level vocabularies (GPT-2, Llama 3, Qwen) are bytes, each by itself: the text is theirs, decoded as they
-come. Those of other vocabularies are decoded together with some before them.
+Tokens of most vocabularies are bytes, each by itself (byte-level ones as of GPT-2, Llama 3 and Qwen, and those with
+byte fallback as of Llama 2 and Gemma): the text is theirs, decoded as they come. Those of other vocabularies are
+decoded together with some before them.
 
 Not `tokenizers.DecodeStream`, which takes 1 microsecond per token where this takes 5: it raises ("Invalid prefix
 encountered") when byte tokens turn out not to be UTF-8 (425 of 500 random sequences on a byte-fallback vocabulary),
@@ -14,7 +15,8 @@ from __future__ import annotations
 
 import codecs
 import copy
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -82,7 +84,7 @@ class IncrementalDetokenizer:
         self._backend: Any = None
         if self._vocabulary.wrapper_adds_nothing:
             self._backend = tokenizer.backend_tokenizer  # type: ignore[attr-defined]
-        self._byte_level = None if self._joins_special_tokens else self._vocabulary.byte_level
+        self._spelling = None if self._joins_special_tokens else self._vocabulary.spelling
         self.is_at_start = True
         """Whether there is no text yet, neither of the prompt nor of the output."""
         self._tail: list[int] = []
@@ -107,9 +109,10 @@ class IncrementalDetokenizer:
         """Take in the next token; returns the text that is certain now, often one token's, possibly none."""
         if self._is_silent(token_id):
             return ""
-        self.is_at_start = False
-        if self._byte_level is not None:
-            return self._utf8.decode(self._byte_level[token_id])
+        is_first, self.is_at_start = self.is_at_start, False
+        if self._spelling is not None:
+            text = self._utf8.decode(self._spelling[token_id])
+            return text.removeprefix(" ") if is_first and self._spelling.strips_first_space else text
         byte = self._vocabulary.bytes.get(token_id)
         if byte is not None:
             half, self._half = self._half, ""
@@ -124,7 +127,7 @@ class IncrementalDetokenizer:
 
     def extend(self, token_ids: Sequence[int]) -> str:
         """Take in several tokens; returns what `append` returns for each, joined, and mostly decodes them at once."""
-        alone = self._byte_level is not None or self._joins_special_tokens or self._run
+        alone = self._spelling is not None or self._joins_special_tokens or self._run
         if alone or not self._vocabulary.bytes.keys().isdisjoint(token_ids):
             return "".join(map(self.append, token_ids))
         self.is_at_start = False
@@ -168,7 +171,7 @@ class IncrementalDetokenizer:
         """Whether a partial character may be held back. Some tokenizers have no text for one."""
         if self._half or self._utf8.getstate()[0]:
             return True
-        return self._byte_level is None and not (self._run or self._decode(self._tail[-1:]))
+        return self._spelling is None and not (self._run or self._decode(self._tail[-1:]))
 
     def finish(self) -> str:
         """Return the text still held back, a partial character as U+FFFD. No token may be appended after it."""
@@ -213,26 +216,63 @@ class _Vocabulary:
     skipped_texts: frozenset[str]
     bytes: dict[int, bytes]
     """Byte-fallback tokens."""
-    byte_level: _ByteLevelTokens | None
-    """All tokens, where the tokenizer decodes each to bytes by itself."""
+    spelling: _Spelling | None
+    """All tokens' bytes, where each has its own."""
     wrapper_adds_nothing: bool
     """Whether transformers' wrapper only passes ids on to the tokenizer behind it, which takes half the time alone."""
 
 
-class _ByteLevelTokens(dict[int, bytes]):
-    """The bytes of a byte-level vocabulary's tokens, each found when it is first asked for."""
+class _Spelling(dict[int, bytes]):
+    """The bytes of tokens, where a token's do not depend on others; each found when it is first asked for.
 
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
+    Args:
+        backend: the tokenizer behind transformers' wrapper.
+        spell: returns the bytes of a token that is not in `known`.
+        known: those of others.
+        strips_first_space: whether a text loses one space at its start.
+    """
+
+    def __init__(
+        self, backend: Any, spell: Callable[[str], bytes], known: Mapping[int, bytes], *, strips_first_space: bool
+    ) -> None:
+        super().__init__(known)
+        self._backend, self._spell, self.strips_first_space = backend, spell, strips_first_space
 
     def __missing__(self, token_id: int) -> bytes:
-        token: str = self._backend.id_to_token(token_id) or ""
-        try:
-            found = bytes(_BYTE_OF_LETTER[letter] for letter in token)
-        except KeyError:  # an added token, which is spelt as it is
-            found = token.encode()
-        self[token_id] = found
+        found = self[token_id] = self._spell(self._backend.id_to_token(token_id) or "")
         return found
+
+
+def _spelling(tokenizer: Tokenizer, byte_tokens: Mapping[int, bytes]) -> _Spelling | None:
+    """Return a tokenizer's spelling, as its decoder states it; None for decoders that look at several tokens."""
+    if not _wrapper_adds_nothing(tokenizer):
+        return None
+    backend: Any = tokenizer.backend_tokenizer  # type: ignore[attr-defined]
+    stated = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
+    if stated.get("type") == "ByteLevel":
+        return _Spelling(backend, _spelt_in_letters, {}, strips_first_space=False)
+    steps = stated.get("decoders", [])
+    if steps[:3] == _BYTE_FALLBACK and steps[3:] in ([], [_STRIP]):
+        return _Spelling(backend, _spelt_in_words, byte_tokens, strips_first_space=steps[3:] == [_STRIP])
+    return None
+
+
+_BYTE_FALLBACK = [
+    {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+]  # fmt: skip
+_STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+"""How decoders of vocabularies with byte fallback are stated; the last step is of those whose encoders add a space."""
+
+
+def _spelt_in_words(token: str) -> bytes:
+    return token.replace("\u2581", " ").encode()
+
+
+def _spelt_in_letters(token: str) -> bytes:
+    try:
+        return bytes(_BYTE_OF_LETTER[letter] for letter in token)
+    except KeyError:  # an added token, which is spelt as it is
+        return token.encode()
 
 
 def _letters_of_bytes() -> dict[str, int]:
@@ -263,13 +303,14 @@ def _vocabulary(tokenizer: Tokenizer) -> _Vocabulary:
             for token_id in special
             if not tokenizer.decode([token_id], skip_special_tokens=True, clean_up_tokenization_spaces=False)
         )
+        byte_tokens = _byte_tokens(tokenizer)
         known = _Vocabulary(
             len(tokenizer),
             special,
             skipped,
             frozenset(special[token_id] for token_id in skipped) - {""},
-            _byte_tokens(tokenizer),
-            _byte_level_tokens(tokenizer),
+            byte_tokens,
+            _spelling(tokenizer, byte_tokens),
             _wrapper_adds_nothing(tokenizer),
         )
         _vocabularies[tokenizer] = known
@@ -283,13 +324,6 @@ def _wrapper_adds_nothing(tokenizer: Tokenizer) -> bool:
         getattr(type(tokenizer), step, None) is getattr(PreTrainedTokenizerFast, step)
         for step in ("decode", "_decode", "backend_tokenizer")
     )
-
-
-def _byte_level_tokens(tokenizer: Tokenizer) -> _ByteLevelTokens | None:
-    from tokenizers.decoders import ByteLevel
-
-    backend = tokenizer.backend_tokenizer if _wrapper_adds_nothing(tokenizer) else None  # type: ignore[attr-defined]
-    return _ByteLevelTokens(backend) if isinstance(getattr(backend, "decoder", None), ByteLevel) else None
 
 
 def _byte_tokens(tokenizer: Tokenizer) -> dict[int, bytes]:
