@@ -53,6 +53,7 @@ FAMILIES = {
     "blip2": Family("corellm_blip2.tiny", {}, ("image",), several=False),
     "kosmos2": Family("corellm_kosmos2.tiny", {}, ("image",), several=False),
     "instructblip": Family("corellm_blip2.instruct.tiny", {}, ("image",), several=False),
+    "instructblipvideo": Family("corellm_blip2.instruct_video.tiny", {}, ("video",), several=False),
     "florence2": Family("corellm_florence2.tiny", {}, ("image",), several=False),
     "deepseek_vl2": Family("corellm_deepseek_vl2.tiny", {}, ("image",)),
     "molmo": Family("corellm_molmo.tiny", {}, ("image",), several=False),
@@ -271,6 +272,7 @@ def mistakes() -> Iterator[Any]:
     tenth = b"\0\0\0\x18ftypmp42" + bytes(400)
     for name in WITH_VIDEO:
         yield name, {"video": tenth}, {}, MediaError, "video 0: the video is broken"
+    for name in (name for name in WITH_VIDEO if FAMILIES[name].several):
         yield name, {"video": [make_video(0), b""]}, {}, MediaError, "video 1: the video is empty"
         kwargs = {"min_pixels": 10_000, "max_pixels": 5_000}
         yield name, {"image": item("image", 0)}, kwargs, ProcessorKwargsError, "min_pixels=10000 is above max_pixels"
@@ -291,6 +293,7 @@ def mistakes() -> Iterator[Any]:
         ItemLimitError,
         "3 images in the request, at most 1",
     )
+    yield "instructblipvideo", {"video": make_video(0)}, {"fps": 1}, ProcessorKwargsError, "does not take 'fps'"
     yield "fuyu", {"image": item("image", 0)}, {"colour": 1}, ProcessorKwargsError, "does not take 'colour'; accepted: "
     yield "llava", {"video": make_video(0)}, {}, RequestError, "no video; .*image"
 

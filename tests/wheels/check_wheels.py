@@ -92,6 +92,7 @@ PLUGINS = {
     "corellm-blip2": [
         Model("Blip2ForConditionalGeneration", "corellm_blip2", "image.png"),
         Model("InstructBlipForConditionalGeneration", "corellm_blip2.instruct", "image.png"),
+        Model("InstructBlipVideoForConditionalGeneration", "corellm_blip2.instruct_video", "video.mp4"),
     ],
     "corellm-kosmos2": [Model("Kosmos2ForConditionalGeneration", "corellm_kosmos2", "image.png")],
     "corellm-florence2": [Model("Florence2ForConditionalGeneration", "corellm_florence2", "image.png")],

@@ -32,6 +32,7 @@ KNOWN_FAMILIES = {
     "GitForCausalLM": "corellm-git",
     "Blip2ForConditionalGeneration": "corellm-blip2",
     "InstructBlipForConditionalGeneration": "corellm-blip2",
+    "InstructBlipVideoForConditionalGeneration": "corellm-blip2",
     "Florence2ForConditionalGeneration": "corellm-florence2",
     "MllamaForConditionalGeneration": "corellm-mllama",
     "DeepseekVLV2ForCausalLM": "corellm-deepseek-vl2",

@@ -1,4 +1,7 @@
-"""BLIP-2 and InstructBLIP keep the contract; BLIP-2 also where the embedding table ends before the image token."""
+"""BLIP-2 and InstructBLIP, with images and with videos, keep the contract.
+
+BLIP-2 also where the embedding table ends before the image token.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from corellm_blip2 import Blip2
 from corellm_blip2.contract import Blip2Reference
 from corellm_blip2.contract import TestBlip2 as TestBlip2
 from corellm_blip2.instruct.contract import TestInstructBlip as TestInstructBlip
+from corellm_blip2.instruct_video.contract import TestInstructBlipVideo as TestInstructBlipVideo
 from corellm_blip2.tiny import make_tiny_checkpoint
 from corellm_testing import Continuation
 from corellm_testing.contract.greedy import GreedyRules

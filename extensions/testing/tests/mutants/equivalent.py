@@ -40,7 +40,7 @@ _FUYU: _Changes = {
 }
 _BLIP2: _Changes = {
     ("get_dummy_mm_data", "0", "-1"): _EMPTY,
-    ("load_model", "token = processor.tokenizer.convert_tokens_to_ids(str(processor.image_token))", "left out"): _WORDS,
+    ("load_model", "token = tokenizer.get_vocab().get(f'<{modality}>', len(tokenizer))", "left out"): _WORDS,
 }
 _QWEN: _Changes = {
     **_of_an_error("Qwen2VL", "they do not have the grid of patches from which their tokens' positions are computed"),

@@ -2,7 +2,8 @@
 
 An image becomes the outputs of the Q-Former's queries, always the same number, and they stand before the whole prompt,
 its BOS included; the text has no placeholder for them. One image per prompt, as in training. Knows no
-encoder-decoder text model (T5); InstructBLIP, whose Q-Former reads the question too, is in `instruct`.
+encoder-decoder text model (T5); InstructBLIP, whose Q-Former reads the question too, is in `instruct`, and what takes
+videos instead of images in `instruct_video`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Blip2:
         """Refuse what cannot be served before weights are read; the core's default then loads them.
 
         Raises:
-            CheckpointError: the text model is an encoder-decoder, there is no image token, or the processor and the
+            CheckpointError: the text model is an encoder-decoder, no token stands for items, or the processor and the
                 model disagree about the number of queries.
         """
         config, path = self.context.hf_config, self.context.model_path
@@ -50,13 +51,15 @@ class Blip2:
                 f"serves decoders only; take a checkpoint with {self.served}, or run this one with transformers' own "
                 f"generate"
             )
-        processor = self.context.hf_processor
-        if config.image_token_id is None:
-            token = processor.tokenizer.convert_tokens_to_ids(str(processor.image_token))
+        modality = next(iter(self.supported_mm_limits))
+        if getattr(config, f"{modality}_token_id") is None:
+            tokenizer = self.context.tokenizer
+            token = tokenizer.get_vocab().get(f"<{modality}>", len(tokenizer))
             raise CheckpointError(
-                f"{path}: config.json names no image token, as in checkpoints from before there was one; take a newer "
-                f'revision, or add "image_token_index": {token} to it'
+                f"{path}: config.json names no {modality} token, as in checkpoints from before there was one; take a "
+                f'newer revision, or add "{modality}_token_index": {token} to it'
             )
+        processor = self.context.hf_processor
         if processor.num_query_tokens not in (None, config.num_query_tokens):
             raise CheckpointError(
                 f"{path}: num_query_tokens is {processor.num_query_tokens} in the processor's configuration and "

@@ -17,9 +17,9 @@ from corellm_blip2 import Blip2
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["InstructBlip"]
+__all__ = ["INSTRUCTION", "InstructBlip"]
 
-_INSTRUCTION = "qformer_text"
+INSTRUCTION = "qformer_text"
 """The processor argument with the text that the Q-Former reads."""
 
 
@@ -50,7 +50,7 @@ class InstructBlip(Blip2):
         """The instruction: the prompt's text, without the token that the tokenizer begins every text with."""
         tokenizer = self.context.tokenizer
         begins = bool(token_ids) and token_ids[0] == tokenizer.bos_token_id
-        return {_INSTRUCTION: tokenizer.decode(list(token_ids[begins:]), clean_up_tokenization_spaces=False)}
+        return {INSTRUCTION: tokenizer.decode(list(token_ids[begins:]), clean_up_tokenization_spaces=False)}
 
     @hookimpl
     def call_hf_processor(self, mm_data: Mapping[str, Sequence[Any]], mm_kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,10 +61,10 @@ class InstructBlip(Blip2):
             PromptTooLongError: the Q-Former has no positions for the instruction.
         """
         processor, arguments = self.context.hf_processor, dict(mm_kwargs)
-        instruction = arguments.pop(_INSTRUCTION)
+        instruction = arguments.pop(INSTRUCTION)
         check_processor_kwargs(processor, arguments)
         check_sizes(processor, "image", self.context.kwargs_for("image"), arguments)
-        tokens = self._tokens(instruction)
+        tokens = self.instruction_tokens(instruction)
         try:
             pixels = processor(images=list(mm_data["image"]), return_tensors="pt", **arguments)
         except Exception as error:
@@ -101,7 +101,7 @@ class InstructBlip(Blip2):
             embeddings |= zip(members, model.language_projection(read[:, : queries.shape[1]]), strict=True)
         return [embeddings[i] for i in range(len(instructions))]
 
-    def _tokens(self, instruction: Any) -> list[int]:
+    def instruction_tokens(self, instruction: Any) -> list[int]:
         """An instruction for the Q-Former; what looks like a special token of its own is text.
 
         Raises:
@@ -110,7 +110,7 @@ class InstructBlip(Blip2):
         """
         if not isinstance(instruction, str):
             raise ProcessorKwargsError(
-                f"mm_processor_kwargs: {_INSTRUCTION} must be text, got {instruction!r:.80}", got=instruction
+                f"mm_processor_kwargs: {INSTRUCTION} must be text, got {instruction!r:.80}", got=instruction
             )
         tokenizer = self.context.hf_processor.qformer_tokenizer
         tokens: list[int] = tokenizer(instruction, split_special_tokens=True, verbose=False)["input_ids"]
@@ -118,6 +118,6 @@ class InstructBlip(Blip2):
         if len(tokens) > most:
             raise PromptTooLongError(
                 f"the Q-Former reads the prompt as {len(tokens)} tokens, and {most} at most; shorten it, or give "
-                f"mm_processor_kwargs={{{_INSTRUCTION!r}: ...}}, what it reads instead"
+                f"mm_processor_kwargs={{{INSTRUCTION!r}: ...}}, what it reads instead"
             )
         return tokens

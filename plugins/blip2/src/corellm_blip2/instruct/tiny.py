@@ -52,7 +52,7 @@ def make_tiny_checkpoint(
     import transformers
 
     tokenizer = train_tokenizer([], vocab_size=vocab_size, bos="<s>", eos="</s>", pad="<pad>", add_bos=True)
-    instructions = _instruction_tokenizer()
+    instructions = instruction_tokenizer()
     processor = transformers.InstructBlipProcessor(  # adds the image token, last
         transformers.BlipImageProcessorPil(size={"height": image_size, "width": image_size}),
         tokenizer,
@@ -63,7 +63,7 @@ def make_tiny_checkpoint(
     config = transformers.InstructBlipConfig(
         vision_config=layer_sizes(image_size=image_size, patch_size=14),
         qformer_config=layer_sizes(48, **qformer),
-        text_config=_text_config(text, tokenizer),
+        text_config=decoder_config(text, tokenizer),
         num_query_tokens=num_query_tokens,
         image_token_index=tokenizer.convert_tokens_to_ids("<image>") if names_image_token else None,
     )
@@ -74,7 +74,7 @@ def make_tiny_checkpoint(
     return Path(path)
 
 
-def _instruction_tokenizer() -> Any:
+def instruction_tokenizer() -> Any:
     """The Q-Former's: BERT's, of lower case, with letters and signs for its words."""
     import transformers
 
@@ -83,7 +83,7 @@ def _instruction_tokenizer() -> Any:
     return transformers.BertTokenizer({token: i for i, token in enumerate(tokens)})
 
 
-def _text_config(text: str, tokenizer: Any) -> dict[str, Any]:
+def decoder_config(text: str, tokenizer: Any) -> dict[str, Any]:
     """The text model's configuration, with four heads."""
     sizes = {"model_type": text, **decoder_settings(tokenizer)}
     if text == "t5":
