@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+import corellm_blip.tiny
 import corellm_blip2.instruct.tiny
 import corellm_blip2.tiny
 import corellm_chameleon.tiny
@@ -62,6 +63,8 @@ PUBLISHED: dict[str, Callable[[Path], object]] = {
     "Qwen/Qwen2.5-VL-3B-Instruct": partial(
         corellm_qwen_vl.tiny.make_tiny_checkpoint, architecture="Qwen2_5_VLForConditionalGeneration"
     ),
+    "Salesforce/blip-image-captioning-base": corellm_blip.tiny.make_tiny_checkpoint,
+    "Salesforce/blip-image-captioning-large": partial(corellm_blip.tiny.make_tiny_checkpoint, tower_width=96),
     "Salesforce/blip2-opt-2.7b": corellm_blip2.tiny.make_tiny_checkpoint,
     "Salesforce/instructblip-vicuna-7b": corellm_blip2.instruct.tiny.make_tiny_checkpoint,
     "adept/fuyu-8b": corellm_fuyu.tiny.make_tiny_checkpoint,

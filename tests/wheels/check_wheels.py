@@ -89,6 +89,7 @@ PLUGINS = {
     "corellm-fuyu": [Model("FuyuForCausalLM", "corellm_fuyu", "image.png")],
     "corellm-gemma3": [Model("Gemma3ForConditionalGeneration", "corellm_gemma3", "image.png")],
     "corellm-git": [Model("GitForCausalLM", "corellm_git", "image.png")],
+    "corellm-blip": [Model("BlipForConditionalGeneration", "corellm_blip", "image.png")],
     "corellm-blip2": [
         Model("Blip2ForConditionalGeneration", "corellm_blip2", "image.png"),
         Model("InstructBlipForConditionalGeneration", "corellm_blip2.instruct", "image.png"),

@@ -30,6 +30,7 @@ KNOWN_FAMILIES = {
     "FuyuForCausalLM": "corellm-fuyu",
     "Gemma3ForConditionalGeneration": "corellm-gemma3",
     "GitForCausalLM": "corellm-git",
+    "BlipForConditionalGeneration": "corellm-blip",
     "Blip2ForConditionalGeneration": "corellm-blip2",
     "InstructBlipForConditionalGeneration": "corellm-blip2",
     "InstructBlipVideoForConditionalGeneration": "corellm-blip2",

@@ -1,0 +1,3 @@
+"""BLIP keeps the contract."""
+
+from corellm_blip.contract import TestBlip as TestBlip
