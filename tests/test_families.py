@@ -52,6 +52,7 @@ FAMILIES = {
     "fuyu": Family("corellm_fuyu.tiny", {}, ("image",), several=False),
     "blip2": Family("corellm_blip2.tiny", {}, ("image",), several=False),
     "kosmos2": Family("corellm_kosmos2.tiny", {}, ("image",), several=False),
+    "kosmos2_5": Family("corellm_kosmos2.kosmos2_5.tiny", {}, ("image",), several=False),
     "instructblip": Family("corellm_blip2.instruct.tiny", {}, ("image",), several=False),
     "florence2": Family("corellm_florence2.tiny", {}, ("image",), several=False),
     "deepseek_vl2": Family("corellm_deepseek_vl2.tiny", {}, ("image",)),
