@@ -53,6 +53,7 @@ FAMILIES = {
     "blip": Family("corellm_blip.tiny", {}, ("image",), several=False),
     "blip2": Family("corellm_blip2.tiny", {}, ("image",), several=False),
     "kosmos2": Family("corellm_kosmos2.tiny", {}, ("image",), several=False),
+    "kosmos2_5": Family("corellm_kosmos2.kosmos2_5.tiny", {}, ("image",), several=False),
     "instructblip": Family("corellm_blip2.instruct.tiny", {}, ("image",), several=False),
     "instructblipvideo": Family("corellm_blip2.instruct_video.tiny", {}, ("video",), several=False),
     "florence2": Family("corellm_florence2.tiny", {}, ("image",), several=False),

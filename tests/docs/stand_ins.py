@@ -28,6 +28,7 @@ import corellm_gemma3.tiny
 import corellm_git.tiny
 import corellm_idefics2.tiny
 import corellm_internvl.tiny
+import corellm_kosmos2.kosmos2_5.tiny
 import corellm_kosmos2.tiny
 import corellm_llava.tiny
 import corellm_mllama.tiny
@@ -81,6 +82,7 @@ PUBLISHED: dict[str, Callable[[Path], object]] = {
     "microsoft/git-base-coco": corellm_git.tiny.make_tiny_checkpoint,
     "microsoft/git-base-textvqa": corellm_git.tiny.make_tiny_checkpoint,
     "microsoft/kosmos-2-patch14-224": corellm_kosmos2.tiny.make_tiny_checkpoint,
+    "microsoft/kosmos-2.5": corellm_kosmos2.kosmos2_5.tiny.make_tiny_checkpoint,
     "mistralai/Voxtral-Mini-3B-2507": corellm_voxtral.tiny.make_tiny_checkpoint,
     "openai/whisper-tiny": partial(
         corellm_transformers.tiny.make_tiny_checkpoint, architecture="WhisperForConditionalGeneration"

@@ -95,7 +95,10 @@ PLUGINS = {
         Model("InstructBlipForConditionalGeneration", "corellm_blip2.instruct", "image.png"),
         Model("InstructBlipVideoForConditionalGeneration", "corellm_blip2.instruct_video", "video.mp4"),
     ],
-    "corellm-kosmos2": [Model("Kosmos2ForConditionalGeneration", "corellm_kosmos2", "image.png")],
+    "corellm-kosmos2": [
+        Model("Kosmos2ForConditionalGeneration", "corellm_kosmos2", "image.png"),
+        Model("Kosmos2_5ForConditionalGeneration", "corellm_kosmos2.kosmos2_5", "image.png"),
+    ],
     "corellm-florence2": [Model("Florence2ForConditionalGeneration", "corellm_florence2", "image.png")],
     "corellm-deepseek-vl2": [Model("deepseek_vl_v2", "corellm_deepseek_vl2", "image.png")],
     "corellm-mllama": [Model("MllamaForConditionalGeneration", "corellm_mllama", "image.png")],

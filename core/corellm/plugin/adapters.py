@@ -41,6 +41,7 @@ KNOWN_FAMILIES = {
     "MolmoForCausalLM": "corellm-molmo",
     "PaliGemmaForConditionalGeneration": "corellm-paligemma",
     "Kosmos2ForConditionalGeneration": "corellm-kosmos2",
+    "Kosmos2_5ForConditionalGeneration": "corellm-kosmos2",
     "ChameleonForConditionalGeneration": "corellm-chameleon",
     "Idefics2ForConditionalGeneration": "corellm-idefics2",
     "InternVLChatModel": "corellm-internvl",

@@ -2,57 +2,43 @@
 
 An image becomes the outputs of latent queries, always the same number. They stand between `<image>` and `</image>`,
 right behind BOS; the text has no placeholder for them. One image per prompt, as `Kosmos2Processor` of transformers
-pairs each text with one. Knows the tokens of a prompt; how the decoder runs is in `decoder`.
+pairs each text with one. Knows what Kosmos-2's processor writes; what Kosmos-2.5 does alike is in `family`, how the
+decoder runs in `decoder`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from copy import deepcopy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from corellm.errors import AlreadyExpandedError, CheckpointError, ProcessorKwargsError
-from corellm.hookspecs import ChatPrompt, ModelContext, hookimpl
-from corellm.multimodal import (
-    MultiModalFieldConfig,
-    PromptIndexTargets,
-    PromptInsertion,
-    PromptUpdateDetails,
-    collect_media,
-    dummy_images,
-)
+from corellm.errors import CheckpointError
+from corellm.hookspecs import hookimpl
+from corellm.multimodal import MultiModalFieldConfig, dummy_images
+from corellm_kosmos2.family import Kosmos
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from corellm.multimodal import MultiModalItems
 
 __all__ = ["Kosmos2"]
 
 _BEGIN, _END = "<image>", "</image>"
 _BOXES = "<phrase>a dog</phrase><object><patch_index_0044><patch_index_0863></object>"
-_REFUSED = {
-    "bboxes": f"boxes are text: write them into the prompt, as in {_BOXES}",
-    "num_image_tokens": "it is the model's number of latent queries; leave it out",
-    "first_image_token_id": "no token of a text stands for an image here; leave it out",
-}
-"""`{argument of the processor's that belongs to text: what to do instead}`."""
 
 
-class Kosmos2:
+class Kosmos2(Kosmos):
     """The adapter."""
 
-    contract = 1
-    supported_mm_limits = {"image": 1}
-    placeholders = {"image": ""}
     mm_fields_config = {
         "pixel_values": MultiModalFieldConfig.batched("image"),  # [images, channels, height, width]
         "image_embeds_position_mask": None,  # `get_prompt_updates`
     }
-
-    def __init__(self, context: ModelContext) -> None:
-        self.context = context
+    processor = "Kosmos2Processor"
+    refused = {
+        "bboxes": f"boxes are text: write them into the prompt, as in {_BOXES}",
+        "num_image_tokens": "it is the model's number of latent queries; leave it out",
+        "first_image_token_id": "no token of a text stands for an image here; leave it out",
+    }
 
     # --- an image ---------------------------------------------------------------------------------------------------
 
@@ -69,22 +55,10 @@ class Kosmos2:
         Raises:
             ProcessorKwargsError: says what to do instead.
         """
-        for name in mm_kwargs.keys() & _REFUSED.keys():
-            raise ProcessorKwargsError(f"mm_processor_kwargs: {name}: {_REFUSED[name]}", got=mm_kwargs[name])
+        self._refuse(mm_kwargs)
         return (yield)
 
     # --- the prompt -------------------------------------------------------------------------------------------------
-
-    @hookimpl
-    def make_context(self, messages: Sequence[Mapping[str, Any]], chat_template: str | None) -> ChatPrompt | None:
-        """Without a template the texts of all messages, each on a line; the image goes before them.
-
-        It was trained on single texts, without any mark of a role.
-        """
-        if chat_template:
-            return None
-        texts = ("".join(part["text"] for part in m["content"] if part["type"] == "text").strip() for m in messages)
-        return ChatPrompt("\n".join(filter(None, texts)), collect_media(messages))
 
     @hookimpl
     def apply_hf_processor_tokens_only(self, token_ids: list[int], mm_counts: Mapping[str, int]) -> list[int]:
@@ -95,9 +69,7 @@ class Kosmos2:
         Raises:
             AlreadyExpandedError: the prompt has the tokens that transformers' processor puts in an image's place.
         """
-        tokenizer = self.context.tokenizer
-        text = list(token_ids[token_ids[:1] == [tokenizer.bos_token_id] :])
-        self._refuse_expanded(text)
+        tokenizer, text = self.context.tokenizer, self._behind_bos(token_ids)
         if text[-1:] == [tokenizer.eos_token_id]:
             del text[-1]
         while self._space and text[-1:] == self._space:
@@ -106,39 +78,24 @@ class Kosmos2:
             text = [*self._space, *text]
         return [tokenizer.bos_token_id, *text]
 
-    def _refuse_expanded(self, text: Sequence[int]) -> None:
-        begin, _, end = self._image_tokens
-        first = self.context.tokenizer.unk_token_id + 1
-        block = [begin, *range(first, first + self.context.hf_config.latent_query_num), end]
-        if list(text[: len(block)]) == block:
-            raise AlreadyExpandedError(
-                f"the prompt has the {len(block)} tokens that Kosmos2Processor writes for an image; give the prompt "
-                "without them, as text or token ids, and the image beside it",
-                modality="image",
-                item=0,
-            )
+    def _written_places(self) -> Sequence[int]:
+        """The tokens that transformers' processor writes where an image's embeddings go."""
+        first: int = self.context.tokenizer.unk_token_id + 1
+        return range(first, first + self.context.hf_config.latent_query_num)
 
-    @hookimpl
-    def get_prompt_updates(self, mm_items: MultiModalItems) -> list[PromptInsertion]:
-        """The image's block behind BOS. The padding token takes the embeddings, as it belongs to no text.
+    def _marks(self) -> list[str]:
+        """The tokens before and behind an image's embeddings.
 
-        Transformers' processor writes ordinary tokens there, of a full stop and of words, and marks the places apart.
+        Raises:
+            CheckpointError: the tokenizer lacks them.
         """
-        begin, place, end = self._image_tokens
-
-        def block(index: int) -> PromptUpdateDetails:
-            count = mm_items["image"].num_embeddings(index) or self.context.hf_config.latent_query_num
-            return PromptUpdateDetails.select_token_id([begin, *[place] * count, end], place)
-
-        behind_bos = PromptIndexTargets.prefix([self.context.tokenizer.bos_token_id])
-        return [PromptInsertion("image", behind_bos, block)]
-
-    @cached_property
-    def _image_tokens(self) -> tuple[int, int, int]:
-        """The tokens before, at and behind an image's embeddings."""
-        tokenizer = self.context.tokenizer
-        begin, end = tokenizer.convert_tokens_to_ids([_BEGIN, _END])
-        return begin, tokenizer.pad_token_id, end
+        marks, vocabulary = [_BEGIN, _END], self.context.tokenizer.get_vocab()
+        if lacking := [token for token in marks if token not in vocabulary]:
+            raise CheckpointError(
+                f"{self.context.model_path}: the tokenizer does not know {' and '.join(lacking)}, around an image; "
+                "Kosmos2Processor adds them: save it into the checkpoint's directory"
+            )
+        return marks
 
     @cached_property
     def _space(self) -> list[int]:
@@ -152,28 +109,6 @@ class Kosmos2:
         return frozenset(token_id for token_id, token in added if not token.lstrip)
 
     # --- the model --------------------------------------------------------------------------------------------------
-
-    @hookimpl(wrapper=True)
-    def load_model(self) -> Generator[None, Any, Any]:
-        """Give the latent queries attention of their own: to all patches, and not by the text decoder's configuration.
-
-        Up to transformers 5.22 they would see no patch behind them.
-
-        Raises:
-            CheckpointError: the tokenizer lacks the tokens around an image.
-        """
-        vocabulary = self.context.tokenizer.get_vocab()
-        if lacking := [token for token in (_BEGIN, _END) if token not in vocabulary]:
-            raise CheckpointError(
-                f"{self.context.model_path}: the tokenizer does not know {' and '.join(lacking)}, around an image; "
-                "Kosmos2Processor adds them: save it into the checkpoint's directory"
-            )
-        model = yield
-        attention = model.image_to_text_projection.x_attn
-        attention.config = deepcopy(attention.config)
-        attention.config._attn_implementation = model.config._attn_implementation
-        attention.is_causal = False
-        return model
 
     @hookimpl
     def get_language_model(self, model: Any) -> nn.Module:
