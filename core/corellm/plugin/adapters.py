@@ -40,6 +40,7 @@ KNOWN_FAMILIES = {
     "PaliGemmaForConditionalGeneration": "corellm-paligemma",
     "Kosmos2ForConditionalGeneration": "corellm-kosmos2",
     "ChameleonForConditionalGeneration": "corellm-chameleon",
+    "IdeficsForVisionText2Text": "corellm-idefics",
     "Idefics2ForConditionalGeneration": "corellm-idefics2",
     "InternVLChatModel": "corellm-internvl",
     "QWenLMHeadModel": "corellm-qwen-vl",
