@@ -64,6 +64,7 @@ FAMILIES = {
     "mllama": Family("corellm_mllama.tiny", {}, ("image",)),
     "paligemma": Family("corellm_paligemma.tiny", {}, ("image",)),
     "chameleon": Family("corellm_chameleon.tiny", {}, ("image",)),
+    "idefics": Family("corellm_idefics.tiny", {}, ("image",)),
     "idefics2": Family("corellm_idefics2.tiny", {}, ("image",)),
     "internvl": Family("corellm_internvl.tiny", {}, ("image",)),
     "qwen2_vl": Family("corellm_qwen_vl.tiny", {"architecture": "Qwen2VLForConditionalGeneration"}, ("image", "video")),

@@ -26,6 +26,7 @@ import corellm_florence2.tiny
 import corellm_fuyu.tiny
 import corellm_gemma3.tiny
 import corellm_git.tiny
+import corellm_idefics.tiny
 import corellm_idefics2.tiny
 import corellm_internvl.tiny
 import corellm_kosmos2.kosmos2_5.tiny
@@ -57,6 +58,7 @@ def _deepseek_vl(path: Path) -> None:
 
 
 PUBLISHED: dict[str, Callable[[Path], object]] = {
+    "HuggingFaceM4/idefics-9b-instruct": corellm_idefics.tiny.make_tiny_checkpoint,
     "HuggingFaceM4/idefics2-8b": corellm_idefics2.tiny.make_tiny_checkpoint,
     "OpenGVLab/InternVL3-1B": corellm_internvl.tiny.make_tiny_checkpoint,
     "Qwen/Qwen-VL-Chat": _pickled_qwen_vl,

@@ -105,6 +105,7 @@ PLUGINS = {
     "corellm-molmo": [Model("MolmoForCausalLM", "corellm_molmo", "image.png")],
     "corellm-paligemma": [Model("PaliGemmaForConditionalGeneration", "corellm_paligemma", "image.png")],
     "corellm-chameleon": [Model("ChameleonForConditionalGeneration", "corellm_chameleon", "image.png")],
+    "corellm-idefics": [Model("IdeficsForVisionText2Text", "corellm_idefics", "image.png")],
     "corellm-idefics2": [Model("Idefics2ForConditionalGeneration", "corellm_idefics2", "image.png")],
     "corellm-internvl": [Model("InternVLChatModel", "corellm_internvl", "image.png")],
     "corellm-qwen-vl": [

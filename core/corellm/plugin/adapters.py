@@ -43,6 +43,7 @@ KNOWN_FAMILIES = {
     "Kosmos2ForConditionalGeneration": "corellm-kosmos2",
     "Kosmos2_5ForConditionalGeneration": "corellm-kosmos2",
     "ChameleonForConditionalGeneration": "corellm-chameleon",
+    "IdeficsForVisionText2Text": "corellm-idefics",
     "Idefics2ForConditionalGeneration": "corellm-idefics2",
     "InternVLChatModel": "corellm-internvl",
     "QWenLMHeadModel": "corellm-qwen-vl",

@@ -1,0 +1,3 @@
+"""IDEFICS keeps the contract."""
+
+from corellm_idefics.contract import TestIdefics as TestIdefics
