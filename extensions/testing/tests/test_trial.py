@@ -137,7 +137,7 @@ def test_a_weight_is_missing(run: Try, tiny: Callable[[str], Path], tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("architecture", "hook"),
-    [("BlipForConditionalGeneration", "get_prompt_updates"), ("Qwen4ExpForConditionalGeneration", None)],
+    [("PI0ForConditionalGeneration", "get_prompt_updates"), ("Qwen4ExpForConditionalGeneration", None)],
 )
 def test_what_a_plugin_would_say(run: Try, tmp_path: Path, architecture: str, hook: str | None) -> None:
     """A model that the generic adapter refuses: the hook in which a plugin of its family would say it, or none can."""
