@@ -33,7 +33,7 @@ PATH: list[tuple[str, str, str]] = [
     (ALL, "scheduling/step_plan.py", "StepPlan.seal"),
     (ALL, "worker/model_runner.py", "ModelRunner.launch"),
     (PROMPT, "worker/model_runner.py", "ModelRunner._admit ModelRunner.new_state"),
-    (ALL, "worker/encoder_runner.py", "EncoderRunner.run"),
+    (ALL, "worker/encoder_runner.py", "EncoderRunner.launch"),
     (IMAGE, "worker/encoder_runner.py", "EncoderRunner._run_batch EncoderRunner._embed EncoderRunner._joined"),
     (IMAGE, "worker/encoder_runner.py", "EncoderRunner._encode EncoderRunner.output"),
     (ALL, "worker/model_runner.py", "ModelRunner._is_encoded ModelRunner._compute ModelRunner.run"),
@@ -62,7 +62,8 @@ ASIDE: dict[str, str] = {
     "multimodal/inputs.py": "PlaceholderRange.end PlaceholderRange.embeds_before",
     "scheduling/request_queue.py": "RequestQueue.__len__ RequestQueue.peek RequestQueue.pop RequestQueue._is_live",
     "scheduling/block_manager.py": (
-        "BlockManager.num_free_blocks BlockManager.get_computed_blocks BlockManager.max_cached_blocks "
+        "BlockManager.num_free_blocks BlockManager.get_computed_blocks BlockManager.hash_prompt "
+        "BlockManager.max_cached_blocks "
         "BlockManager._cached_prefix BlockManager.allocate BlockManager._has_room BlockManager._extend "
         "BlockManager.block_table BlockManager.reach BlockManager.are_coming BlockManager.notes "
         "BlockManager.take_messages"
@@ -88,8 +89,8 @@ ASIDE: dict[str, str] = {
     "worker/sequence_state.py": "SequenceState.sync_blocks rope_positions",
     "system/transfers.py": "upload upload_all",
     "modelling/unused_layers.py": "_unchanged",
-    "worker/encoder_runner.py": "EncoderRunner.drop _with_own_storage",
-    "worker/encoder_outputs.py": "checked_outputs _one_per_item",
+    "worker/encoder_runner.py": "EncoderRunner.drop EncoderRunner._moved _with_own_storage",
+    "worker/encoder_outputs.py": "checked_outputs _one_per_item are_finite",
     "multimodal/fields.py": (
         "group_joinable _join_key _joined_type join_items _join MultiModalKwargsItem.__iter__ "
         "MultiModalKwargsItem.__getitem__"
