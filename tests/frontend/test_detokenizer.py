@@ -315,3 +315,57 @@ def test_a_tokenizer_with_ways_of_its_own_is_asked_itself() -> None:
     for tokenizer, wanted in ((usual, "a red circle"), (loud, "A RED CIRCLE")):
         detokenizer = IncrementalDetokenizer(tokenizer, [])
         assert "".join(detokenizer.append(token) for token in ids) == wanted
+
+
+def test_ids_with_gaps() -> None:
+    """Special tokens behind a gap are left out all the same; an id within it has no text, and begins none."""
+    words = {"a": 0, "b": 1, "c": 2, "\u0120d": 3, "</s>": 50, "<im>": 60}
+    tokenizer = Tokenizer(models.BPE(vocab=words, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["</s>", "<im>"])
+    gaps = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
+    assert "".join(streamed(gaps, [], [1, 60, 2, 50])) == "bc"
+    tokenizer.decoder = byte_fallback().backend_tokenizer.decoder
+    tokenizer.add_tokens(["\u2581e"])
+    stripped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
+    word = stripped.convert_tokens_to_ids("\u2581e")
+    assert "".join(streamed(stripped, [], [4, word, word])) == decode(stripped, [word, word]) == "e e"
+
+
+def test_a_special_token_that_is_added_later() -> None:
+    """Known facts about a tokenizer are those of its present tokens."""
+    tokenizer = byte_level()
+    ids = encode(tokenizer, "a red")
+    assert "".join(streamed(tokenizer, [], ids)) == "a red"
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<new>"]})
+    assert "".join(streamed(tokenizer, [], [*ids, tokenizer.convert_tokens_to_ids("<new>")])) == "a red"
+
+
+@pytest.mark.parametrize("name", ["<0x0A>", "<0x0a>"])
+def test_a_vocabulary_with_few_bytes(name: str) -> None:
+    """One name of a byte is enough for the decoder, in small letters, too."""
+    tokenizer = unigram([name], byte_fallback=False)
+    tokenizer.decoder = byte_fallback(adds_space=False).backend_tokenizer.decoder
+    few = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
+    ids = few.convert_tokens_to_ids([name, "\u2581red"])
+    assert "".join(streamed(few, [], ids)) == decode(few, ids) == "\n red"
+
+
+def test_a_decoder_in_python() -> None:
+    """It states nothing of itself, so tokens are decoded together."""
+
+    class Loud:
+        def decode_chain(self, tokens: list[str]) -> list[str]:
+            return [token.replace("\u0120", " ").upper() for token in tokens]
+
+    tokenizer = byte_level()
+    tokenizer.backend_tokenizer.decoder = decoders.Decoder.custom(Loud())
+    assert "".join(streamed(tokenizer, [], encode(tokenizer, "a red circle"))) == "A RED CIRCLE"
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_no_tokens_at_once(name: str) -> None:
+    tokenizer = tokenizer_of(name)
+    detokenizer = IncrementalDetokenizer(tokenizer, [])
+    assert detokenizer.extend([]) == detokenizer.extend(tokenizer.all_special_ids[:1]) == ""
+    assert detokenizer.is_at_start

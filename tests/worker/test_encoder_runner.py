@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from corellm.errors import ContractError, EmbeddingCountError, raised_at
+from corellm.errors import ContractError, EmbeddingCountError, EncoderError, raised_at
 from corellm.multimodal import MultiModalFeature, MultiModalFieldConfig, PlaceholderRange
 from corellm.multimodal.fields import split_items
 from corellm.worker.encoder_outputs import checked_outputs
@@ -119,3 +119,34 @@ def test_rows_with_memory_of_their_own_are_not_copied(made: Any) -> None:
     encoders.run(items)
     for item, rows in zip(items, made, strict=True):
         assert encoders.output(item).data_ptr() == rows.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("how", "lengths"),
+    [
+        (MultiModalFieldConfig.flat("image", [slice(0, None)]), (4, 4, 4)),
+        (MultiModalFieldConfig.batched("image"), (4, 5, 6)),
+    ],
+    ids=["one behind the other", "a list"],
+)
+def test_an_item_that_spoils_its_batch_fails_alone(how: MultiModalFieldConfig, lengths: tuple[int, ...]) -> None:
+    """Encoders that get several items in a row may mix them: 0 times NaN is NaN. The others run again, without it."""
+    items = []
+    for number, (length, value) in enumerate(zip(lengths, (1.0, torch.nan, 2.0), strict=True)):
+        pixels = torch.full((length,) if how.field.kind == "flat" else (1, length), value)
+        data = split_items({"pixels": pixels}, {"pixels": how})["image"][0]
+        items.append(MultiModalFeature("image", number, f"image-{number}", PlaceholderRange(0, length), data))
+
+    def embed(model: Any, modality: str, mm_kwargs: Any) -> list[torch.Tensor]:
+        rows = mm_kwargs["pixels"]
+        each = list(rows.split(4)) if isinstance(rows, torch.Tensor) and rows.dim() == 1 else list(rows)
+        mixed = 0 * torch.cat(each).sum()  # zero, unless something is not finite
+        return [(part + mixed)[:, None].expand(-1, 8) for part in each]
+
+    hooks = SimpleNamespace(get_multimodal_embeddings=embed)
+    encoders = EncoderRunner(hooks, None, 8, torch.float32, torch.device("cpu"))
+    encoders.run(items)
+    for item, value in ((items[0], 1.0), (items[2], 2.0)):
+        assert torch.equal(encoders.output(item), torch.full((item.placeholder.num_embeds, 8), value))
+    with pytest.raises(EncoderError, match="image 1: its embeddings hold NaN"):
+        encoders.output(items[1])

@@ -59,7 +59,7 @@ class LLMEngine(NotPicklable):
     ) -> None:
         self.config = config
         self.fetching_threads = config.fetching.fetching_threads
-        """Threads for the preparation of prompts beside one for each processor: those that fetch wait."""
+        """Further threads for the preparation of prompts: those that fetch wait."""
         with collector_paused():
             located = located or locate(config.model)  # refuses without waiting for torch
             self.use = located.use

@@ -231,7 +231,7 @@ def join_items(
 
     Args:
         items: of one group of `group_joinable`.
-        moved: what becomes of an item's data before they are joined: where they are moved to, joining costs less.
+        moved: returns an item's data on the encoder's device and in its type; they are joined there.
 
     Raises:
         ValueError: no items, or items that `group_joinable` would not put into one group.

@@ -29,7 +29,7 @@ class RequestQueue:
         return len(self._live)
 
     def __iter__(self) -> Iterator[Request]:
-        """The requests, in the order in which they came."""
+        """The requests, in the order in which they were last put here."""
         return iter(self._live.values())
 
     def push(self, request: Request) -> None:

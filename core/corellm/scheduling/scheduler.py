@@ -372,7 +372,7 @@ class Scheduler:
     def look_ahead(self) -> None:
         """Hash the prompts that fit the next step, of requests that wait: it will look them up in the prefix cache."""
         left = self.max_num_batched_tokens
-        for request in self.waiting:
+        for request in itertools.islice(self.waiting, max(0, self.max_num_seqs - len(self.running))):
             if left <= 0:
                 return
             self.blocks.hash_prompt(request)

@@ -51,13 +51,14 @@ class EncoderGraphs:
             return
         inputs = {name: tensor.repeat(SIZES[-1], *[1] * (tensor.dim() - 1)) for name, tensor in item.items()}
         try:
-            shapes = {tuple(part.shape) for part in self._embed(modality, inputs)}
+            outputs = list(self._embed(modality, inputs))
         except Exception as error:
             logger.info("the %s encoder is not captured: %s items at once fail: %s", modality, SIZES[-1], error)
             return
-        if len(shapes) != 1:
-            logger.info("the %s encoder is not captured: its outputs have several shapes", modality)
+        if len(outputs) != SIZES[-1] or len({tuple(part.shape) for part in outputs}) != 1:
+            logger.info("the %s encoder is not captured: it gives items no outputs of one shape", modality)
             return
+        del outputs
         captured: dict[tuple[str, int], tuple[Graph, Tensor]] = {}
         try:
             for size in reversed(SIZES):

@@ -47,6 +47,17 @@ def are_finite(parts: Sequence[Tensor]) -> Tensor:
     return torch.stack([part.isfinite().all() for part in parts])
 
 
+def require_finite(features: Sequence[MultiModalFeature], finite: Tensor, dtype: torch.dtype) -> None:
+    """Wait for what `are_finite` returned.
+
+    Raises:
+        EncoderError: an item's embeddings are not finite.
+    """
+    for feature, is_finite in zip(features, finite.tolist(), strict=True):
+        if not is_finite:
+            raise not_finite(feature, dtype)
+
+
 def not_finite(feature: MultiModalFeature, dtype: torch.dtype) -> EncoderError:
     """Return the error for an item whose embeddings are not."""
     return EncoderError(f"{feature.modality} {feature.item}: its embeddings hold NaN or infinity in {dtype}")

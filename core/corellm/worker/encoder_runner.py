@@ -17,10 +17,11 @@ from corellm.errors import CorellmError, EmbeddingCountError, EncoderError
 from corellm.modelling.defaults import floating_to
 from corellm.multimodal.fields import group_joinable, join_items
 from corellm.multimodal.inputs import MultiModalFeature
+from corellm.multimodal.nested import shape_of
 from corellm.plugin.hook_callers import HookCallers
 from corellm.system.failures import failure_of
 from corellm.worker.encoder_graphs import EncoderGraphs
-from corellm.worker.encoder_outputs import are_finite, checked_outputs, not_finite
+from corellm.worker.encoder_outputs import are_finite, checked_outputs, not_finite, require_finite
 
 
 class EncoderRunner:
@@ -124,9 +125,11 @@ class EncoderRunner:
         """Run one batch; if it fails, its items run alone, so that only the failing item's requests fail."""
         try:
             outputs = checked_outputs(features, self._embed(features), self.width, self._dtype, self._device)
-            self.width = outputs[0].shape[-1]
+            self.width, finite = outputs[0].shape[-1], are_finite(outputs)
+            if len(features) > 1 and _are_packed(features):
+                require_finite(features, finite, self._dtype)
             self._outputs |= {f.identifier: _with_own_storage(x) for f, x in zip(features, outputs, strict=True)}
-            self._unsettled.append((features, are_finite(outputs)))
+            self._unsettled.append((features, finite))
             return
         except Exception as error:
             if len(features) == 1:
@@ -152,6 +155,12 @@ class EncoderRunner:
 
     def _encode(self, modality: str, mm_kwargs: Mapping[str, Any]) -> Any:
         return self._hooks.get_multimodal_embeddings(model=self._model, modality=modality, mm_kwargs=mm_kwargs)
+
+
+def _are_packed(features: Sequence[MultiModalFeature]) -> bool:
+    """Whether an encoder gets items one behind the other, or in a list: one that is not finite may spoil the others."""
+    shapes = [[(elem.field.kind, shape_of(elem.data)) for _, elem in feature.data.items()] for feature in features]
+    return any(kind == "flat" for kind, _ in shapes[0]) or any(each != shapes[0] for each in shapes)
 
 
 def _missing(feature: MultiModalFeature, output: Tensor | None) -> CorellmError:

@@ -187,18 +187,31 @@ class ModelRunner:
 
     def _settle(self, step: StepInFlight) -> None:
         """Fail the requests of items whose embeddings are not finite, which only now is known."""
-        if self.encoders.settle():
-            for chunk in step.batch.chunks:
-                self._is_encoded(chunk, step.result)
+        if not self.encoders.settle():
+            return
+        result = step.result
+        for chunk in step.batch.chunks:
+            error = self._encoder_failure(chunk)
+            if error is not None:  # what failed behind its embeddings did so because of them
+                result.failed[chunk.request_id] = error
+                result.prompt_logprobs.pop(chunk.request_id, None)
+                result.made.pop(chunk.request_id, None)
 
     def _is_encoded(self, chunk: SequenceChunk, result: StepResult) -> bool:
         """Whether a chunk can be computed: its request has not failed, and does not because of an item's encoder."""
+        error = self._encoder_failure(chunk)
+        if error is not None:
+            result.failed.setdefault(chunk.request_id, error)
+        return chunk.request_id not in result.failed
+
+    def _encoder_failure(self, chunk: SequenceChunk) -> CorellmError | None:
+        """Return why an item of a chunk has no embeddings; None if all have."""
         try:
             for item in chunk.items:
                 self.encoders.output(self._states[chunk.request_id].sequence.features[item.index])
         except CorellmError as error:
-            result.failed.setdefault(chunk.request_id, error.with_traceback(None))  # its frames hold the embeddings
-        return chunk.request_id not in result.failed
+            return error.with_traceback(None)  # its frames hold the embeddings
+        return None
 
     def lay_out(self, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> FlatBatch:
         """Return a step on the host."""
@@ -226,8 +239,9 @@ class ModelRunner:
                 return
             logger.warning("a step of %d requests failed; running them one by one", len(chunks), exc_info=error)
         for chunk in chunks:  # outside `except`: the error holds the failed step's tensors
-            self._compute([chunk], step)
-            step.wait()
+            if chunk.request_id not in step.result.failed:
+                self._compute([chunk], step)
+                step.wait()
 
     def run(self, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], step: StepInFlight) -> None:
         """Run one forward pass; sample a token for every chunk that ends its sequence, and for each of its drafts."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import transformers
 
 from corellm import LLM, SamplingParams
 from corellm.errors import CheckpointError
@@ -70,4 +72,24 @@ def test_a_lora_adapter_is_not_left_out(tmp_path: Path) -> None:
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     (path / "config.json").write_text(json.dumps({**config, "has_lora_adapter": True}), encoding="utf-8")
     with pytest.raises(CheckpointError, match="LoRA adapter, which corellm does not apply"):
+        LLM(str(path), dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("transformers.models.vipllava.modeling_vipllava", r"fails in the code of transformers \d.* 'not_there'"),
+        ("corellm_transformers.forward", "its adapter is at fault"),
+    ],
+)
+def test_a_model_that_transformers_cannot_run(
+    module: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message blames transformers' code where that asks for what is not there, and no plugin; else the adapter."""
+    path = make_tiny_checkpoint(tmp_path, architecture="VipLlavaForConditionalGeneration")
+    kind = transformers.VipLlavaForConditionalGeneration
+    around: dict[str, Any] = {"__name__": module, "original": kind.forward}
+    exec("def forward(*args, **kwargs):\n    return original(*args, **kwargs).not_there\n", around)
+    monkeypatch.setattr(kind, "forward", wraps(kind.forward)(around["forward"]))
+    with pytest.raises(CheckpointError, match=words):
         LLM(str(path), dtype="float32")

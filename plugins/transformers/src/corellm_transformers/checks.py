@@ -7,6 +7,7 @@ they take and give; knows no model family.
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -177,11 +178,19 @@ def _check(forward: Forward, wanted: Sequence[str]) -> None:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         differs = f"cannot be run up to its decoder with {what} items ({reason})"
         raise _Differs(differs, "get_multimodal_embeddings") from error
-    except AttributeError as error:  # no settings explain it: the model's own code asks for what is not there
+    except AttributeError as error:
+        if not _is_raised_in_transformers(error):
+            raise
+        # no settings explain it: the model's own code asks for what is not there
         raise CheckpointError(
             f"{type(forward.model).__name__} fails in the code of transformers {version('transformers')} itself "
             f"({error}); another release may run it"
         ) from error
+
+
+def _is_raised_in_transformers(error: Exception) -> bool:
+    modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return next(name for name in reversed(modules) if not name.startswith("torch.")).startswith("transformers.")
 
 
 def _expanded(
