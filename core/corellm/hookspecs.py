@@ -479,7 +479,7 @@ def get_visible_states(
     `cross_attention_cache.update`, and attention whatever that returns, else `cross_attention_cache.layers[i]`.
     `sees_states`, `[num_tokens]` bool, says which tokens see any. One that sees none attends to all states of its
     request, as where a model masks out all of them, and to nothing (zeros) if it has none: what a layer adds to it then
-    is the decoder's matter. In steps without states the decoder gets none of these, and skips such layers.
+    is the decoder's matter. In steps without states the decoder gets none of these, and attends to none.
 
     Args:
         token_ids: the prompt, placeholders expanded.

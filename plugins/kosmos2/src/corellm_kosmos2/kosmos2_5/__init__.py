@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from corellm.errors import CheckpointError, CorellmError, MediaError, ProcessorKwargsError
+from corellm.errors import CheckpointError, MediaError, ProcessorKwargsError
 from corellm.hookspecs import hookimpl
 from corellm.multimodal import MultiModalFieldConfig, check_processor_kwargs, dummy_images
 from corellm_kosmos2.family import Kosmos
@@ -56,34 +56,37 @@ class Kosmos2_5(Kosmos):
         Transformers' processor of image and text together makes 4096 by default, whatever the checkpoint says.
 
         Raises:
-            ProcessorKwargsError: an argument is unknown, does not fit, or gives more patches than planned for.
+            ProcessorKwargsError: an argument is unknown, changes nothing, or gives more patches than planned for.
             MediaError: the image has more rows or columns of patches than the model knows.
         """
         processor, (image,) = self.context.hf_processor, mm_data["image"]
         check_processor_kwargs(processor, mm_kwargs)
         self._refuse(mm_kwargs)
-        try:
-            self._check_planned(mm_kwargs)
-            outputs: Mapping[str, Any] = processor.image_processor([image], return_tensors="pt", **mm_kwargs)
-        except Exception as error:
-            if isinstance(error, CorellmError) or not mm_kwargs:
-                raise
+        for name in sorted(mm_kwargs.keys() - {"max_patches"}):
             raise ProcessorKwargsError(
-                f"mm_processor_kwargs: {dict(mm_kwargs)} does not fit this image: {' '.join(str(error).split())}",
-                got=dict(mm_kwargs),
-            ) from error
+                f"mm_processor_kwargs: {name} changes nothing: a page is always scaled, to as many patches as "
+                "max_patches says; give that alone",
+                expected=["max_patches"],
+                got=name,
+            )
+        self._check_planned(mm_kwargs)
+        outputs: Mapping[str, Any] = processor.image_processor([image], return_tensors="pt", **mm_kwargs)
         self._check_grid(image, outputs)
         return outputs
 
     def _check_planned(self, mm_kwargs: Mapping[str, Any]) -> None:
-        """Refuse more patches than memory was planned for."""
+        """Refuse what is no number of patches, and more than memory was planned for."""
         images = self.context.hf_processor.image_processor
         planned = self.context.kwargs_for("image").get("max_patches", images.max_patches)
         asked = mm_kwargs.get("max_patches", planned)
-        if not 1 <= asked <= planned:
+        if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
             raise ProcessorKwargsError(
-                f"mm_processor_kwargs: max_patches {asked!r} is not between 1 and {planned}, for which memory was "
-                "planned at start; start with LLM(..., mm_processor_kwargs={'max_patches': ...}) for more",
+                f"mm_processor_kwargs: max_patches must be an integer of at least 1, got {asked!r:.80}", got=asked
+            )
+        if asked > planned:
+            raise ProcessorKwargsError(
+                f"mm_processor_kwargs: max_patches {asked} is more than {planned}, for which memory was planned at "
+                "start; start with LLM(..., mm_processor_kwargs={'max_patches': ...}) for more",
                 expected=planned,
                 got=asked,
             )
