@@ -56,13 +56,17 @@ def text_prompts(run: Run, model: str, seed: int) -> list[dict[str, Any]]:
 
 
 def measure(run: Run, llm: Any, model: str) -> None:
-    """Both, by corellm."""
+    """Both, by corellm; W1 once more with prompts that were prepared before, which says what preparation costs."""
     for name, make in (("W1", image_prompts), ("W2", text_prompts)):
         with run.guard(case := f"{model} {name} corellm"):
             _generate(llm, make(run, model, seed=10), 4)
             tokens = num_tokens(run, name)
             seconds, outputs = _generate(llm, make(run, model, seed=11), tokens)
             record(run, case, seconds, outputs, tokens)
+    with run.guard(case := f"{model} W1 corellm, prepared before"):
+        prompts = [llm.engine.input_processor.process(prompt) for prompt in image_prompts(run, model, seed=12)]
+        tokens = num_tokens(run, "W1")
+        record(run, case, *_generate(llm, prompts, tokens), tokens)
 
 
 def record(run: Run, case: str, seconds: float, outputs: list[list[int]], tokens: int) -> None:

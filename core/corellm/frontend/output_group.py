@@ -96,7 +96,7 @@ class GrowingCompletion:
     detokenizer: IncrementalDetokenizer | None
     stop: StopStringMatcher | None
     text_comes_last: bool = False
-    """Whether its text is made of all its tokens once it ends, as nobody reads it before."""
+    """Whether the caller gets its text at the end alone: all its tokens are decoded then, at once."""
     num_committed: int = 0
     """Output tokens of steps that ended without an interrupt: an interrupted step is undone back to here."""
     _output_characters: int = 0

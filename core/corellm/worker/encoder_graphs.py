@@ -56,7 +56,7 @@ class EncoderGraphs:
             logger.info("the %s encoder is not captured: %s items at once fail: %s", modality, SIZES[-1], error)
             return
         if len(outputs) != SIZES[-1] or len({tuple(part.shape) for part in outputs}) != 1:
-            logger.info("the %s encoder is not captured: it gives items no outputs of one shape", modality)
+            logger.info("the %s encoder is not captured: it does not return an output of one shape per item", modality)
             return
         del outputs
         captured: dict[tuple[str, int], tuple[Graph, Tensor]] = {}

@@ -5,6 +5,7 @@ Knows where the block goes and what is in it; knows neither how an image is proc
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from corellm.multimodal import MultiModalItems
 
 
-class Kosmos:
+class Kosmos(ABC):
     """The shared part of the adapters."""
 
     contract = 1
@@ -94,17 +95,17 @@ class Kosmos:
         begin, end = tokenizer.convert_tokens_to_ids(self._marks())
         return begin, tokenizer.pad_token_id, end
 
+    @abstractmethod
     def _marks(self) -> list[str]:
         """The tokens before and behind an image's embeddings.
 
         Raises:
             CheckpointError: the tokenizer lacks them.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def _written_places(self) -> Sequence[int]:
         """The tokens that transformers' processor writes where an image's embeddings go."""
-        raise NotImplementedError
 
     # --- the model --------------------------------------------------------------------------------------------------
 
