@@ -44,6 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop() -> None:
     """Leave what was imported and collected out of garbage collection: it would be walked through time and again."""
+    gc.collect()
     gc.freeze()
     gc.enable()
 

@@ -24,6 +24,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from tests.kernels.sources import digest_of_sources
+
 CAPABILITIES = (80, 90)
 KEPT = Path(__file__).with_name("resources.json")
 _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -95,7 +97,8 @@ def main() -> None:
     args = parser.parse_args()
     found = compile_launches()
     if args.keep:
-        KEPT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        kept = {"sources": digest_of_sources(), "launches": found}
+        KEPT.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     if args.json:
         json.dump(found, sys.stdout)
         return

@@ -9,33 +9,39 @@ from __future__ import annotations
 import ctypes
 import mmap
 import re
-from collections.abc import Iterable, Iterator
+from typing import BinaryIO
 
-_HEADER = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ...(.) ")
+import numpy as np
+
+_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ...p .*\.safetensors$")
+_PRESENT, _SWAPPED, _OF_FILE = 1 << 63, 1 << 62, 1 << 61
+"""Bits of a page in /proc/self/pagemap; one that was written is of no file any more (`admin-guide/mm/pagemap` of Linux)."""
+_AT_ONCE = 1 << 20
+"""Pages."""
 
 
 def release_mapped_weights() -> None:
-    """Give back the pages of private mappings of safetensors files of which this process has written none."""
+    """Give back the pages of private mappings of safetensors files of which this process has written none.
+
+    The pages of these alone are looked at: /proc/self/smaps walks through all that a process has.
+    """
     try:
-        with open("/proc/self/smaps", encoding="utf-8", errors="replace") as smaps:
-            ranges = list(_clean_ranges(smaps))
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            mappings = [_MAPPING.match(line) for line in maps]
+        ranges = [(int(found[1], 16), int(found[2], 16)) for found in mappings if found]
+        with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+            clean = [(first, last) for first, last in ranges if not _is_written(pagemap, first, last)]
     except OSError:
         return
-    for first, last in ranges:
+    for first, last in clean:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)
 
 
-def _clean_ranges(smaps: Iterable[str]) -> Iterator[tuple[int, int]]:
-    """The addresses of private mappings of such files without a written page, in the form of /proc/self/smaps."""
-    found: tuple[int, int] | None = None
-    for line in smaps:
-        if header := _HEADER.match(line):
-            if found is not None:
-                yield found
-            first, last, sharing = header.groups()
-            is_weights = sharing == "p" and line.rstrip().endswith(".safetensors")
-            found = (int(first, 16), int(last, 16)) if is_weights else None
-        elif line.startswith(("Anonymous:", "Swap:")) and line.split()[1] != "0":
-            found = None
-    if found is not None:
-        yield found
+def _is_written(pagemap: BinaryIO, first: int, last: int) -> bool:
+    """Whether a page in these addresses was written: it is in memory or swapped, and no file's."""
+    for page in range(first // mmap.PAGESIZE, last // mmap.PAGESIZE, _AT_ONCE):
+        pagemap.seek(8 * page)
+        bits = np.frombuffer(pagemap.read(8 * min(_AT_ONCE, last // mmap.PAGESIZE - page)), dtype=np.uint64)
+        if (((bits & np.uint64(_PRESENT | _SWAPPED)) != 0) & ((bits & np.uint64(_OF_FILE)) == 0)).any():
+            return True
+    return False

@@ -107,7 +107,7 @@ def test_a_client_that_reads_nothing_is_cut_off(llm: AsyncLLM) -> None:
 
 def test_a_slow_server_is_not_the_clients_fault(llm: AsyncLLM) -> None:
     """A connection whose request is in flight, and one that is kept for the next request, outlast the client's time."""
-    with serving(llm, client_timeout=2) as running, httpx.Client(base_url=running.url, timeout=600) as kept:
+    with serving(llm, client_timeout=2) as running, running.http() as kept:
         assert kept.get("/health").status_code == 200
         stall, responses = threading.Event(), []
         in_engine(llm, lambda _: stall.wait(600))

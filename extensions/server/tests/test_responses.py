@@ -315,7 +315,7 @@ def test_a_client_that_leaves(running: Running, *, stream: bool) -> None:
 def test_a_stream_that_fails(llm: AsyncLLM) -> None:
     """It ends with `error` and `response.failed`, which has the text so far."""
     body = ask("go on", max_output_tokens=900, ignore_eos=True, stream=True)
-    with serving(llm) as running, httpx.Client(base_url=running.url, timeout=600) as client:
+    with serving(llm) as running, running.http() as client:
         stall = threading.Event()
         with client.stream("POST", PATH, json=body) as response:
             lines = response.iter_lines()

@@ -53,7 +53,7 @@ def test_a_stream_that_began_ends_with_an_error_event(tiny_llava: Path) -> None:
     """The last event is the error, and there is no `[DONE]`."""
     llm = AsyncLLM(str(tiny_llava), dtype="float32")
     try:
-        with serving(llm) as running, httpx.Client(base_url=running.url, timeout=600) as client:
+        with serving(llm) as running, running.http() as client:
             stall = threading.Event()
             body = chat(user("go on"), max_tokens=300, ignore_eos=True, stream=True)
             with client.stream("POST", CHAT, json=body) as response:

@@ -230,7 +230,7 @@ def test_a_receiver_that_hangs(llm: AsyncLLM) -> None:
     exporter = HangingExporter()
     with serving(llm) as running:
         running.service.tracing = tracing = Tracing(exporter, "tiny")
-        with httpx.Client(base_url=running.url, timeout=600) as client:
+        with running.http() as client:
             for _ in range(600):
                 assert client.post("/tokenize", json={"prompt": "x"}).status_code == 200
         assert exporter.asked.wait(600)

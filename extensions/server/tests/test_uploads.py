@@ -13,7 +13,6 @@ from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 
 from corellm import AsyncLLM
@@ -461,7 +460,7 @@ def test_row_36_the_event_loop_is_never_held(llm: AsyncLLM, field: str, num_byte
             if not is_over.is_set():
                 loop.call_soon(turn, now)
 
-        with httpx.Client(base_url=running.url, timeout=600) as client:
+        with running.http() as client:
             client.post("/v1/completions", content=b"{}")
             loop.call_soon_threadsafe(lambda: turn(time.thread_time()))
             for _ in range(3):

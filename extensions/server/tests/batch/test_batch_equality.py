@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from corellm import AsyncLLM
@@ -72,7 +71,7 @@ def test_results_equal_the_servers_responses(running: Running, batch: Batch) -> 
     progress = batch.run()
     got = results(batch.output)
     assert [result["custom_id"] for result in got] == [f"r{i}" for i in range(len(asked))]
-    with httpx.Client(base_url=running.url, timeout=600) as client:
+    with running.http() as client:
         for (url, body), result in zip(asked, got, strict=True):
             want = client.post(url, json=body)
             assert result["error"] is None

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import pluggy
@@ -103,21 +104,28 @@ def _seen(value: Any, name: str) -> Iterator[Seen]:
             yield from _seen(element, name)
 
 
-def bytes_alive() -> int:
-    """Return the bytes of all tensors and arrays of this process that Python's collector reaches."""
+def bytes_alive(*, again: bool = False) -> int:
+    """Return the bytes of all tensors and arrays of this process that Python's collector reaches.
+
+    Args:
+        again: soon after another call: what was alive then and is garbage now may count, and need not be looked for.
+    """
     import numpy as np
     import torch
 
     frozen = gc.get_freeze_count()
+    if again:
+        gc.collect()  # of what is not frozen
     gc.unfreeze()  # what was imported early may hold them
-    gc.collect()
+    if not again:
+        gc.collect()
     values = gc.get_referents(*gc.get_objects())  # millions
     if frozen:
         gc.freeze()
     # types of their own, not those of what proxies stand for, which may be gone
     kinds = {kind for kind in set(map(type, values)) if issubclass(kind, (np.ndarray, torch.Tensor))}
     memory: dict[int, int] = {}
-    for value in [value for value in values if type(value) in kinds]:
+    for value in compress(values, map(kinds.__contains__, map(type, values))):
         if isinstance(value, torch.Tensor):
             if value.layout == torch.strided and value.device.type != "meta":
                 memory[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()

@@ -38,6 +38,11 @@ def is_slow(rule: Any) -> bool:
     return hasattr(rule, _BUT)
 
 
+def is_quick(config: pytest.Config) -> bool:
+    """Whether the option is given."""
+    return bool(config.getoption(OPTION, default=False))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option."""
     parser.getgroup("corellm").addoption(
@@ -52,7 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(trylast=True)  # what -k and -m deselect is not reported
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the slow rules; without the option, do nothing."""
-    if not config.getoption(OPTION):
+    if not is_quick(config):
         return
     left_out = [item for item in items if _is_left_out(item)]
     if not left_out:

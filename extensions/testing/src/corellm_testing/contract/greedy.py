@@ -14,7 +14,7 @@ from corellm.llm import LLM
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
 from corellm_testing.contract.same_outputs import SameOutputRules
-from corellm_testing.quick import slow
+from corellm_testing.quick import is_quick, slow
 from corellm_testing.reference import Continuation
 from corellm_testing.rules import ContractBroken, guilty_hook
 from corellm_testing.subject import Part, Subject
@@ -75,11 +75,12 @@ class GreedyRules(SameOutputRules):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def examination(cls, subject: Subject) -> Examination:
+    def examination(cls, subject: Subject, request: pytest.FixtureRequest) -> Examination:
         """Requests and the reference's outputs, once for all rules."""
+        fill_memory = cls.fills_memory and not is_quick(request.config)  # which leaves out the rules that need it
         what = "requests are written with the adapter's placeholders, and the reference takes them"
         try:
-            cases = list(_cases(subject, cls.fills_memory))
+            cases = list(_cases(subject, fill_memory))
             if _depends_on_whole_prompts(subject, cases[-1]):  # only equal ones share anything
                 cases += cases[-2:]
             generate = subject.reference.generate
@@ -182,22 +183,31 @@ def _cases(subject: Subject, fill_memory: bool) -> Iterator[Case]:
     Outputs of short prompts come first: where they are long, they run in parallel until memory is used up.
     """
     longer = list(_item_cases(subject) if subject.modalities else _text_cases())
-    output = _long_output(subject, longer) if fill_memory else _SHORT
+    short = list(_short_prompts(subject))
+    output = _long_output(subject, short, longer) if fill_memory else _SHORT
+    for i, prompt in enumerate(short):
+        yield Case(*prompt, output + 3 * i)
+    yield from longer
+
+
+def _short_prompts(subject: Subject) -> Iterator[tuple[str, dict[str, list[Any]]]]:
+    """Yield a prompt for each question, without an item where the model takes that."""
     takes_text_alone = _takes_text_alone(subject)
     for i, question in enumerate(QUESTIONS):
         parts: list[Part] = [question]
         if not takes_text_alone:
             parts = [(subject.modalities[0], subject.item(subject.modalities[0], 5 * i)), question]
-        yield Case(*subject.prompt(parts), output + 3 * i)
-    yield from longer
+        yield subject.prompt(parts)
 
 
-def _long_output(subject: Subject, longer: Sequence[Case]) -> int:
-    """Return a number of tokens of which the outputs of `QUESTIONS` take half again the longest request's memory."""
+def _long_output(subject: Subject, short: Sequence[tuple[str, dict[str, list[Any]]]], longer: Sequence[Case]) -> int:
+    """Return a number of tokens with which the short prompts take a quarter more than the longest request's memory."""
     longest = max(len(subject.process(case.text, case.media).token_ids) + case.max_tokens for case in longer)
     longest += max(_num_states(subject, case) for case in longer)
-    share = 1 if subject.is_encoder_decoder else 4  # blocks of states do not grow: its decoder fills memory alone
-    return max(_SHORT, longest // share)
+    if subject.is_encoder_decoder:  # blocks of states do not grow: its decoder fills memory alone
+        return max(_SHORT, longest // 2)
+    of_prompts = sum(len(subject.process(*prompt).token_ids) for prompt in short)
+    return max(_SHORT, (longest * 5 // 4 - of_prompts) // len(short))
 
 
 def _num_states(subject: Subject, case: Case) -> int:

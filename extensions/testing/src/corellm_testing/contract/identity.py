@@ -213,7 +213,7 @@ class IdentityRules(ContractRules):
             )
         with self.expecting("more items are processed and embedded"):
             smallest = min(use(modality, seed) for modality in subject.modalities for seed in (2, 3, 4))
-        grown = bytes_alive() - before
+        grown = bytes_alive(again=True) - before
         self.require(
             grown < smallest,
             "call_hf_processor or get_multimodal_embeddings",
