@@ -15,7 +15,7 @@ import numpy as np
 
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ...p .*\.safetensors$")
 _PRESENT, _SWAPPED, _OF_FILE = 1 << 63, 1 << 62, 1 << 61
-"""Bits of a page in /proc/self/pagemap; one that was written is of no file any more (`admin-guide/mm/pagemap` of Linux)."""
+"""Bits of a page in /proc/self/pagemap (Linux, `admin-guide/mm/pagemap`); a page that was written is of no file."""
 _AT_ONCE = 1 << 20
 """Pages."""
 

@@ -126,8 +126,15 @@ def _counted_down() -> bool:
     file = Path(os.environ[FAILING_STEPS])
     count = int(file.read_text()) if file.exists() else 0
     if count:
-        file.write_text(str(count - 1))
+        fail_steps(file, count - 1)
     return count > 0
+
+
+def fail_steps(file: Path, count: int) -> None:
+    """Let so many forward passes fail from now on; a process that reads the file meanwhile never finds it empty."""
+    new = file.with_suffix(".new")
+    new.write_text(str(count))
+    new.replace(file)
 
 
 def install(folder: Path) -> dict[str, str]:

@@ -146,12 +146,12 @@ def test_row_24_the_batch_fails_and_the_queue_goes_on(tiny_llava: Path, tmp_path
             return sent
 
         sent = asked()
-        failing.write_text("3")  # the batch, and each of its two requests alone; the check after it succeeds
+        faulty.fail_steps(failing, 3)  # the batch, and each of its two requests alone; the check after it succeeds
         statuses = sorted(future.result().status_code for future in sent)
         assert statuses == [200] * 4 + [500] * 2
         assert_no_leak(running.process.pid, running.http, before)
         sent = asked()
-        failing.write_text("1000000")
+        faulty.fail_steps(failing, 1_000_000)
         results = [future.result() for future in sent]
         assert {response.status_code for response in results} <= {500, 503}
         assert {response.json()["error"]["code"] for response in results} <= {"internal_error", "engine_dead"}
