@@ -1,4 +1,4 @@
-"""The rules about outputs, whatever the settings, for one architecture: that of the variable `CORELLM_KIND`."""
+"""The rules about outputs, whatever the settings, for the architectures that the variable `CORELLM_KIND` names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from corellm_testing.contract.engine import EngineRules
 from corellm_transformers.contract import AnyModel
 
 
-class TestKind(AnyModel, EngineRules):
+class Kind(AnyModel, EngineRules):
     """Outputs are transformers' own, whatever the engine does to save time or memory."""
 
-    architecture = os.environ["CORELLM_KIND"]
+
+for _architecture in os.environ["CORELLM_KIND"].split(","):
+    globals()[f"Test{_architecture}"] = type(f"Test{_architecture}", (Kind,), {"architecture": _architecture})
