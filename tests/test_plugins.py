@@ -404,6 +404,8 @@ def test_a_hook_goes_before_an_attribute(install: Install) -> None:
         ),
         ("mm_fields_config = 'pixel_values'", "has .* as mm_fields_config: .*{tensor name"),
         ("refuse_embeddings = True", "has .* as refuse_embeddings: "),
+        ("tool_parser = 5", "has 5 as tool_parser: give it as an attribute, the name of a form of tool calls, such as"),
+        ("reasoning_parser = ''", "has '' as reasoning_parser: "),
         (
             "supported_mm_limits, placeholders = {'image': 1}, {'images': ''}",
             "placeholders has 'images', .* mean 'image'",
@@ -449,10 +451,10 @@ def test_hook_callers_are_those_of_the_specification() -> None:
 
 
 def test_every_attribute_has_a_form_and_a_default() -> None:
-    """The page's attributes are those that are checked, and each stands in for a hook."""
+    """The page's attributes are those that are checked, and each stands in for a hook, or says that there is none."""
     forms = attributes._FORMS
     assert set(forms) == set(AdapterAttributes.__annotations__) - {"contract"}
-    hooks = {hook for name in forms for hook in REQUIRED_ATTRIBUTES.get(name, (name,))}
+    hooks = {hook for name in forms.keys() - attributes.WITHOUT_HOOK for hook in REQUIRED_ATTRIBUTES.get(name, (name,))}
     assert hooks == CONTRACT.hooks & set(vars(AttributeDefaults))
     assert {*REQUIRED_ATTRIBUTES} <= set(forms)
 

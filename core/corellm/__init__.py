@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from corellm.prompts import TokensPrompt as TokensPrompt
     from corellm.sampling_params import RequestOutputKind as RequestOutputKind
     from corellm.sampling_params import SamplingParams as SamplingParams
+    from corellm.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
 
 __version__ = "0.2.0"
 
@@ -58,6 +59,7 @@ _HOMES = {
     "RequestOutputKind": "corellm.sampling_params",
     "SamplingParams": "corellm.sampling_params",
     "ScoringOutput": "corellm.pooling_outputs",
+    "StructuredOutputsParams": "corellm.structured_outputs",
     "TextPrompt": "corellm.prompts",
     "TokensPrompt": "corellm.prompts",
 }
@@ -82,6 +84,7 @@ __all__ = [
     "RequestOutputKind",
     "SamplingParams",
     "ScoringOutput",
+    "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
     "__version__",

@@ -106,6 +106,11 @@ class AdapterAttributes:
     `get_mm_fields_config` is implemented."""
     refuse_embeddings: str
     """Why precomputed embeddings cannot stand in for items, for the error message. Without it they can."""
+    tool_parser: str
+    """The form in which the family writes tool calls, by the name of a parser of `corellm serve`. Without it the form
+    is known by the chat template; `none` for a family that calls no tools."""
+    reasoning_parser: str
+    """The same for what the family thinks before it answers."""
 
 
 @dataclass

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from corellm.errors import InvalidParameterError
 from corellm.known_fields import KnownFields
+from corellm.structured_outputs import STRUCTURED, StructuredOutputsParams
 
 MAX_N = 128
 MAX_LOGPROBS = 100
@@ -151,6 +152,9 @@ class SamplingParams(KnownFields):
     """Only these tokens may be generated."""
     constraint: ConstraintParams | None = None
     """Only what an extension's constraint allows may be generated, token by token."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """The form that the output is to have, with `corellm-structured`. It becomes `constraint`, and is None from then
+    on; assigned or replaced, the new one holds."""
     bad_words: Sequence[str] | None = ()
     """Strings that must not be generated, with or without a space before them. Their usual token sequences are banned:
     the same string spelled in other tokens can still come."""
@@ -191,6 +195,7 @@ class SamplingParams(KnownFields):
     def __post_init__(self) -> None:
         self._check_distribution()
         self._check_choice()
+        self._check_constraint()
         self._check_length()
         self._check_report()
 
@@ -215,11 +220,26 @@ class SamplingParams(KnownFields):
             self.allowed_token_ids = _token_ids("allowed_token_ids", self.allowed_token_ids)
             if not self.allowed_token_ids:
                 raise InvalidParameterError("allowed_token_ids must not be empty", param="allowed_token_ids")
-        if self.constraint is not None and not isinstance(self.constraint, ConstraintParams):
-            raise InvalidParameterError(
-                f"constraint must be a ConstraintParams, got {self.constraint!r:.100}", param="constraint"
-            )
         self.bad_words = _strings("bad_words", self.bad_words)
+
+    def _check_constraint(self) -> None:
+        constraint, form = self.constraint, self.structured_outputs
+        if constraint is not None and not isinstance(constraint, ConstraintParams):
+            raise InvalidParameterError(
+                f"constraint must be a ConstraintParams, got {constraint!r:.100}", param="constraint"
+            )
+        if form is None:
+            return
+        if not isinstance(form, StructuredOutputsParams):
+            raise InvalidParameterError(
+                f"structured_outputs must be a StructuredOutputsParams, got {form!r:.100}", param="structured_outputs"
+            )
+        if constraint is not None and constraint.kind != STRUCTURED:
+            raise InvalidParameterError(
+                f"structured_outputs: there is a constraint of the kind {constraint.kind!r:.100}, too; give one",
+                param="structured_outputs",
+            )
+        self.constraint, self.structured_outputs = ConstraintParams(STRUCTURED, form.definition()), None
 
     def _check_length(self) -> None:
         if self.max_tokens is not None:

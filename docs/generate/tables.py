@@ -80,6 +80,7 @@ def request_fields(name: str) -> str:
     from corellm_server.requests.audio import TranscriptionRequest
     from corellm_server.requests.chat import ChatRequest
     from corellm_server.requests.completions import CompletionRequest
+    from corellm_server.requests.messages import MessagesRequest
     from corellm_server.requests.pooling import (
         ClassifyRequest,
         EmbeddingRequest,
@@ -90,7 +91,7 @@ def request_fields(name: str) -> str:
     from corellm_server.requests.responses import ResponsesRequest
 
     bodies = (
-        ChatRequest, CompletionRequest, ResponsesRequest, TranscriptionRequest,
+        ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest, TranscriptionRequest,
         EmbeddingRequest, ClassifyRequest, PoolingRequest, ScoreRequest, RerankRequest,
     )  # fmt: skip
     return _fields({body.__name__: body for body in bodies}[name].table())
@@ -98,7 +99,7 @@ def request_fields(name: str) -> str:
 
 def _of_conversations(name: str) -> str:
     """A table of the fields of all roles' messages, or of all types of parts."""
-    from corellm.multimodal.chat.fields import MESSAGES, PARTS
+    from corellm.multimodal.chat.fields import MESSAGES, PARTS, TOOL_PARTS
 
     if name == "messages":
         tables = MESSAGES.values()
@@ -112,7 +113,10 @@ def _of_conversations(name: str) -> str:
     rows += [
         f"| `{kind}` | {' or '.join(f'`{key}`' for key in part.keys)} | {part.about} |" for kind, part in PARTS.items()
     ]
-    joined = _joined({}, [part.table for part in PARTS.values()])
+    for kind, table in TOOL_PARTS.items():
+        own = {field: meaning for field, meaning in table.taken.items() if field != "type"}
+        rows.append(f"| `{kind}` | {', '.join(f'`{field}`' for field in own)} | {'; '.join(own.values())} |")
+    joined = _joined({}, [*(part.table for part in PARTS.values()), *TOOL_PARTS.values()])
     return "\n".join([*rows, "", *_lacking(joined)])
 
 

@@ -81,6 +81,7 @@ class Client:
 CLIENTS = {
     "openai, chat": Client("openai_chat.py", "openai", ("openai",)),
     "openai, responses": Client("openai_responses.py", "openai", ("openai",)),
+    "anthropic": Client("anthropic_messages.py", "anthropic", ("anthropic",)),
     "openai of JavaScript": Client("openai_js.mjs", "javascript", ("openai",)),
     "LangChain": Client("langchain.py", "langchain", ("langchain-openai",)),
     "litellm": Client("litellm_sdk.py", "litellm", ("litellm",)),

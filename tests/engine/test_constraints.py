@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import pytest
 import torch
 import transformers
 
-from corellm import LLM, SamplingParams
+from corellm import LLM, AsyncLLM, SamplingParams
 from corellm.engine.process.client import ProcessLLM
 from corellm.errors import CorellmError, InvalidParameterError, RequestFailedError
+from corellm.sampling.constraint import ConstraintKinds
 from corellm.sampling_params import ConstraintParams
 from tests.fixtures import random_image
 from tests.sampling import automaton as extension
@@ -160,6 +162,33 @@ def test_what_cannot_be_made_is_refused(
     with pytest.raises(error, match=words):
         llm.engine.add_request("r", "yes", SamplingParams(constraint=constraint))
     assert not llm.engine.has_unfinished_requests()
+
+
+def test_a_constraint_is_first_checked_beside_the_engine(tiny_llava: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By `AsyncLLM` in a thread that prepares prompts: a check may take seconds, in which the engine goes on."""
+    check, threads = ConstraintKinds.check, list[str]()
+
+    def noted(kinds: ConstraintKinds, params: ConstraintParams) -> None:
+        threads.append(threading.current_thread().name)
+        check(kinds, params)
+
+    monkeypatch.setattr(ConstraintKinds, "check", noted)
+    engine = AsyncLLM(str(tiny_llava), **OPTIONS, num_kv_blocks=60)
+
+    async def main() -> None:
+        for prompt in ("yes", PROMPTS[2]):
+            async for output in engine.generate(prompt, SamplingParams(constraint=automaton(3))):
+                last = output
+            assert len(last.outputs[0].token_ids) == 4
+        with pytest.raises(InvalidParameterError, match="no automaton"):
+            async for _ in engine.generate("yes", SamplingParams(constraint=ConstraintParams("automaton", "x"))):
+                pass
+
+    try:
+        asyncio.run(main())
+        assert [name for name in threads if name != engine._thread.name] == threads[::2]
+    finally:
+        engine.close()
 
 
 def test_an_engine_in_its_own_process(

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import ByT5Tokenizer, PreTrainedTokenizer, PreTrainedTokenizerFast
 
-from corellm.frontend.detokenizer import IncrementalDetokenizer
+from corellm.frontend.detokenizer import IncrementalDetokenizer, bytes_of_tokens
 from corellm.frontend.stop_strings import StopStringMatcher
 
 CORPUS = ["what shape is in the image? a red circle, a blue square.", "USER: describe it. ASSISTANT: über naïve 0123"]
@@ -157,6 +157,24 @@ def streamed(tokenizer: Any, prompt: Sequence[int], ids: Sequence[int], *, skip:
 PARTS = st.sampled_from([*"ab e.,'\n", "é", "日", "😀", "👩‍🚀", "\ufffd", "the "])
 TEXTS = st.lists(PARTS, max_size=8).map("".join)
 PROMPTS = st.sampled_from(["", "USER: what shape", "describe ", "über 日", "a 😀"])
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@settings(deadline=None)
+@given(data=st.data(), text=TEXTS)
+def test_the_bytes_of_tokens_are_the_text(name: str, data: st.DataObject, text: str) -> None:
+    """Each token's own, joined, are what `decode` adds behind other text; special ids and unknown ones have none."""
+    tokenizer = tokenizer_of(name)
+    spelt = bytes_of_tokens(tokenizer, len(tokenizer) + 3)
+    with_text = [token for token, its in enumerate(spelt) if its]
+    drawn = data.draw(st.lists(st.sampled_from(with_text), max_size=8))
+    before = encode(tokenizer, "describe")
+    for ids in (drawn, [token for token in encode(tokenizer, text) if spelt[token]]):
+        joined = b"".join(spelt[token] for token in ids).decode(errors="replace")
+        whole = with_valid_bytes(tokenizer, [*before, *ids], skip=True)
+        assert decode(tokenizer, whole) == decode(tokenizer, before) + joined
+    assert not any(spelt[token] for token in [*tokenizer.all_special_ids, *range(len(tokenizer), len(spelt))])
+    assert set(b"a .,") <= set(b"".join(spelt))
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -254,14 +254,15 @@ def test_edits_are_those_of_the_worker(editor: Callable[..., Tensor], vocab: int
 
 @pytest.mark.parametrize("editor", EDITORS)
 @pytest.mark.parametrize("vocab", [1, 31, 32, 33, 2047, 2048, 2049, 5000])
-def test_packed_masks_are_those_of_bools(editor: Callable[..., Tensor], vocab: int) -> None:
-    """Masks of some rows, in any order; bits beyond the vocabulary have no meaning."""
+@pytest.mark.parametrize("masked", [[3, 0, 1], [0, 1, 2, 3], [2, 3, 0, 1]])
+def test_packed_masks_are_those_of_bools(editor: Callable[..., Tensor], vocab: int, masked: list[int]) -> None:
+    """Masks of some rows or all, in any order; bits beyond the vocabulary have no meaning."""
     generator = torch.Generator().manual_seed(vocab)
-    logits, may = torch.randn(4, vocab, generator=generator), torch.rand(3, vocab, generator=generator) < 0.5
+    logits, may = torch.randn(4, vocab, generator=generator), torch.rand(len(masked), vocab, generator=generator) < 0.5
     masks = np.stack([pack(row.nonzero()[:, 0].numpy(), vocab) for row in may])
     if vocab % 32:
         masks[:, -1] |= -1 << vocab % 32
-    rows = torch.tensor([3, 0, 1])
+    rows = torch.tensor(masked)
     wanted = logits.clone()
     wanted[rows] = logits[rows].masked_fill(~may, -torch.inf)
     edits = LogitEdits(torch.from_numpy(masks).to(DEVICE), rows.to(DEVICE), None, None, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import mmap
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from corellm.loading.mapped_weights import release_mapped_weights
+from corellm.loading.mapped_weights import _is_written, release_mapped_weights
 from corellm.modelling.published import parameters_and_buffers
 from corellm.modelling.weights import fill_weights
 
@@ -90,3 +91,8 @@ def test_parameters_are_the_files_pages(tmp_path: Path, dtype: torch.dtype, is_m
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
     assert torch.equal(torch.cat([*weights.values()]), rows.to(dtype))
     assert is_given_back(weights) == is_mapped
+
+
+def test_pages_that_the_system_does_not_tell_of_count_as_written() -> None:
+    assert _is_written(io.BytesIO(b""), 0, mmap.PAGESIZE)
+    assert not _is_written(io.BytesIO(bytes(8)), 0, mmap.PAGESIZE)

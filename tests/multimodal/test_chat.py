@@ -270,5 +270,5 @@ def test_continuing_without_a_template() -> None:
     for prompt in ("USER: Hi\nASSISTANT: ...", [1, 2]):
         with pytest.raises(PromptError, match="not in the prompt"):
             cut_at_end(ChatPrompt(prompt), messages)
-    with pytest.raises(PromptError, match=r"messages\[1\] .* continue_final_message"):
+    with pytest.raises(PromptError, match=r"the last message .* continue_final_message"):
         mark_end(normalize_messages([user("Hi"), {"role": "assistant", "content": None}], OPEN))

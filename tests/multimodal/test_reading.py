@@ -30,7 +30,7 @@ def test_every_type_under_every_key(kind: str, *, from_client: bool) -> None:
     """Text or a name, alike for both; ignored fields change nothing; unknown ones are refused."""
     part = PARTS[kind]
     for key in part.keys:
-        value: Any = {"file_data": URL} if key == "file" else URL
+        value: Any = {"file": {"file_data": URL}, "source": {"type": "url", "url": URL}}.get(key, URL)
         given = {"type": kind, key: value, **dict.fromkeys(part.table.ignored, object())}
         found = read(given, from_client=from_client)
         assert (found.value, found.where) == (URL, "messages[0].content[0]")
@@ -116,6 +116,63 @@ def test_no_media_are_dropped_with_output(part: Any) -> None:
     with pytest.raises(PromptError) as caught:
         read(part, "assistant", from_client=True)
     assert caught.value.param == "messages[0].content[0]"
+
+
+def test_blocks_of_tools() -> None:
+    """Those of Anthropic's messages are chat's calls and messages of tools, in places of their own."""
+    asked = {"role": "user", "content": "How warm is it?"}
+    call = {"type": "tool_use", "id": "call_1", "name": "look", "input": {"at": "Rome"}, "caller": {"type": "direct"}}
+    given = [
+        asked,
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm."}, "I look.", call]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "call_1", "content": [{"text": "20"}], "is_error": False},
+            {"type": "tool_result", "tool_use_id": "call_2"},
+            {"type": "text", "text": "And there?"},
+        ]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "call_3", "content": "x"}]},
+    ]  # fmt: skip
+    chats = [
+        asked,
+        {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": [
+            {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": {"at": "Rome"}}}
+        ]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "20"},
+        {"role": "tool", "tool_call_id": "call_2", "content": ""},
+        {"role": "user", "content": "And there?"},
+        {"role": "tool", "tool_call_id": "call_3", "content": "x"},
+    ]  # fmt: skip
+    read_given = read_messages(given, from_client=True)
+    for message, other in zip(read_given, read_messages(chats, from_client=True), strict=True):
+        assert {**message, "content": [part.value for part in message["content"]]} == {
+            **other, "content": [part.value for part in other["content"]]
+        }  # fmt: skip
+    places = [part.where for message in read_given for part in message["content"]]
+    assert places == [
+        "messages[0].content[0]", "messages[1].content[1]", "messages[2].content[0].content[0]",
+        "messages[2].content[1].content[0]", "messages[2].content[2]", "messages[3].content[0].content[0]",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("role", "block", "place"),
+    [
+        ("assistant", {"type": "tool_use", "name": "f", "input": {}}, ".id"),
+        ("assistant", {"type": "tool_use", "id": "a", "name": 3, "input": {}}, ".name"),
+        ("assistant", {"type": "tool_use", "id": "a", "name": "f", "input": "{}"}, ".input"),
+        ("user", {"type": "tool_use", "id": "a", "name": "f", "input": {}}, ""),
+        ("assistant", {"type": "tool_result", "tool_use_id": "a"}, ""),
+        ("user", {"type": "tool_result", "tool_use_id": 1}, ".tool_use_id"),
+        ("user", {"type": "tool_result", "tool_use_id": "a", "content": [{"image": None}]}, ".content[0]"),
+        ("user", {"type": "tool_result", "tool_use_id": "a", "content": {}}, ".content"),
+        ("user", {"type": "tool_result", "tool_use_id": "a", "foo": 1}, ".foo"),
+    ],
+)
+def test_wrong_blocks_of_tools(role: str, block: Any, place: str) -> None:
+    """An error names the block's field, or the block where another role has it."""
+    with pytest.raises((PromptError, MediaError)) as caught:
+        read_messages([{"role": role, "content": ["x", block]}], from_client=True)
+    assert caught.value.param == f"messages[0].content[1]{place}"
 
 
 def test_a_prefix_is_continued() -> None:

@@ -44,7 +44,7 @@ def allowed(outputs: Sequence[int], vocab_size: int, *, start: int = 0) -> list[
 class Automaton:
     """A `Constraint`, which knows its state only."""
 
-    def __init__(self, definition: str, stop_token_ids: frozenset[int], vocab_size: int) -> None:
+    def __init__(self, definition: str, stop_token_ids: frozenset[int] | None, vocab_size: int) -> None:
         try:
             self._length, state, self._fails, self._at = json.loads(definition)
         except ValueError as error:
@@ -63,7 +63,7 @@ class Automaton:
             state = self._states[-1]
             may[state::_STATES] = may[(state + 2) % _STATES :: _STATES] = True
         else:
-            may[list(self._stop_token_ids)] = True
+            may[list(self._stop_token_ids or ())] = True
         mask |= np.packbits(may, bitorder="little").view(np.int32)
 
     def accept(self, token_id: int) -> None:

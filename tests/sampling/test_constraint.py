@@ -77,7 +77,7 @@ def test_a_state_made_again_asks_for_the_same_tokens(outputs: list[int], cut: in
     after=st.lists(st.integers(0, VOCAB - 1), max_size=6),
 )
 def test_what_is_rolled_back_leaves_no_trace(before: list[int], drafted: list[int], after: list[int]) -> None:
-    constraint = KINDS.make(automaton())
+    constraint = KINDS.make(automaton(), frozenset())
 
     def follow(token_ids: Sequence[int]) -> list[list[int]]:
         masks = []
@@ -155,14 +155,14 @@ def test_parameters_go_to_other_processes() -> None:
 def test_kinds_are_those_that_extensions_make() -> None:
     """An unknown one is refused with those that are known, a wrong definition by its extension."""
     with pytest.raises(InvalidParameterError, match=r"'grammar' \(kinds that are known: none\)") as raised:
-        find_constraints(None, VOCAB).make(ConstraintParams("grammar", ""))
+        find_constraints(None, VOCAB).check(ConstraintParams("grammar", ""))
     assert raised.value.param == "constraint"
     with automata():
         kinds = find_constraints(None, VOCAB)
         with pytest.raises(InvalidParameterError, match=r"'grammar' \(kinds that are known: automaton\)"):
-            kinds.make(ConstraintParams("grammar", ""))
+            kinds.check(ConstraintParams("grammar", ""))
         with pytest.raises(InvalidParameterError, match=r"no automaton: '\{'"):
-            kinds.make(ConstraintParams("automaton", "{"))
+            kinds.check(ConstraintParams("automaton", "{"))
         other = Automata()
         load_extensions().register(other)
         try:
@@ -170,6 +170,22 @@ def test_kinds_are_those_that_extensions_make() -> None:
                 find_constraints(None, VOCAB)
         finally:
             load_extensions().unregister(other)
+
+
+def test_tokens_that_rules_of_their_place_choose_are_no_constraints_business() -> None:
+    """Those at the start of an encoder-decoder's output: the constraint knows what follows, also made again."""
+    params, opening = SamplingParams(constraint=automaton(start=3)), {"opening": (([8], [9, 10]), ())}
+    outputs: list[int] = []
+    sequence = NewSequence("r", [1, 2], outputs, params, (), frozenset({EOS}), part=opening)
+    following = SamplingState(sequence, VOCAB, 0, KINDS)
+    for chosen, token in (([8], 8), ([9, 10], 10)):
+        assert tokens_of(following.allowed_tokens()) == chosen
+        outputs.append(token)
+    for token in (3, 40, 77):
+        for one in (following, SamplingState(sequence, VOCAB, 0, KINDS)):
+            assert tokens_of(one.allowed_tokens()) == allowed(outputs[2:], VOCAB, start=3)
+        outputs.append(token)
+    assert following.failure is None
 
 
 def test_a_stop_token_beyond_the_vocabulary_is_no_constraints_business() -> None:

@@ -227,6 +227,24 @@ def check_pooling(work: Path, wheels: Wheels) -> None:
     print("corellm-pooling: embeds, and is missed where it is not", flush=True)
 
 
+STRUCTURED = """
+from corellm import LLM, SamplingParams, StructuredOutputsParams
+
+params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["first", "second"]))
+print("one of both:", LLM("demo").generate("A", params)[0].outputs[0].text)
+"""
+
+
+def check_structured(work: Path, wheels: Wheels) -> None:
+    """Check outputs of a given form with the core and one plugin: a choice; what is missing without it."""
+    environment = installed(work / "structured", ["corellm-structured", "corellm-llava"], wheels)
+    expect("corellm-structured", environment.corellm("plugins"))
+    expect("one of both: ", environment.python("-c", STRUCTURED))
+    environment.pip("uninstall", "--yes", "corellm-structured")
+    expect("pip install ./extensions/structured", environment.python("-c", STRUCTURED, status=1))
+    print("corellm-structured: a choice, and is missed where it is not", flush=True)
+
+
 def check_testing(work: Path, wheels: Wheels) -> None:
     """Check the tools of authors with the core alone: they start; the contract of a plugin is checked with each."""
     environment = installed(work / "testing", ["corellm-testing"], wheels)
@@ -264,6 +282,7 @@ def check_vllm(work: Path, wheels: Wheels) -> None:
 EXTENSIONS = {
     "corellm-server": check_server,
     "corellm-pooling": check_pooling,
+    "corellm-structured": check_structured,
     "corellm-testing": check_testing,
     "corellm-vllm": check_vllm,
 }

@@ -265,6 +265,8 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
             if self._dead is not None:  # checked after registering: `_die` fails registered streams only
                 raise EngineDeadError(str(self._dead)) from self._dead
             add = partial(self._add, name, params=params, arrival_time=arrival_time)
+            if takes_long is not None and getattr(params, "constraint", None) is not None:
+                prepare, takes_long = partial(self._checked, prepare, params), True
             prepare_and_add = partial(self._prepare, stream, prepare, add)
             if takes_long is None:
                 prepare_and_add()
@@ -288,6 +290,11 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
             return self._pools.submit(job, takes_long=takes_long)
         except RuntimeError as error:  # closed by another thread just now
             raise EngineDeadError("the engine was shut down") from error
+
+    def _checked(self, prepare: Callable[[], ProcessedPrompt], params: SamplingParams) -> ProcessedPrompt:
+        """Prepare a prompt after its constraint was checked, which may take seconds: not in the engine's thread."""
+        self.engine.input_processor.check_params(params)
+        return prepare()
 
     def _prepare(
         self, stream: Stream, prepare: Callable[[], ProcessedPrompt], add: Callable[[ProcessedPrompt], None]

@@ -269,6 +269,27 @@ def _spelling(tokenizer: Tokenizer) -> _Spelling | None:
     return None
 
 
+def bytes_of_tokens(tokenizer: Tokenizer, count: int) -> list[bytes]:
+    """Return what each of the first token ids adds to a text that goes on, as UTF-8.
+
+    Empty for special tokens, ids that are not in the vocabulary, and pieces of a character of which the tokenizer does
+    not say the bytes.
+    """
+    vocabulary = _vocabulary(tokenizer)
+    spell = vocabulary.bytes.get if vocabulary.spelling is None else vocabulary.spelling.__getitem__
+    found = [b"" if token_id in vocabulary.special else spell(token_id) for token_id in range(count)]
+    if None not in found:
+        return [spelt or b"" for spelt in found]
+    probe = list(tokenizer.encode("a", add_special_tokens=False))  # type: ignore[attr-defined]
+    before = tokenizer.decode(probe, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    for token_id in set(tokenizer.get_vocab().values()):  # type: ignore[attr-defined]
+        if token_id < count and found[token_id] is None:
+            both = tokenizer.decode([*probe, token_id], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            is_text = both.startswith(before) and _REPLACEMENT not in both
+            found[token_id] = both[len(before) :].encode() if is_text else b""
+    return [spelt or b"" for spelt in found]
+
+
 _BYTE_FALLBACK = [
     {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
 ]  # fmt: skip

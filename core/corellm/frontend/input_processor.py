@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from corellm.config import suggestion
@@ -99,6 +100,7 @@ class InputProcessor:
         remote_media: fetches what conversations name by URL; None for no URLs.
         constraints: those that requests may have.
         extensions_keys: keys of prompts that extensions read.
+        parsers: forms of the model's outputs that its adapter states, `{attribute: name}`; for servers.
 
     Raises:
         ContractError: an extension reads a key that prompts have already.
@@ -123,6 +125,7 @@ class InputProcessor:
         remote_media: RemoteMedia | None = None,
         constraints: ConstraintKinds = NO_CONSTRAINTS,
         extensions_keys: Mapping[str, PromptKey] = NO_KEYS,
+        parsers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.tokenizer = tokenizer
         self._hooks, self.max_states = hooks, max_states
@@ -141,7 +144,7 @@ class InputProcessor:
             mm_processor,
             max_model_len=max_states or max_model_len,
         )
-        self._chat_template = chat_template
+        self.chat_template, self.parsers = chat_template, parsers
         self._scheduling_policy = scheduling_policy
         self._remote_media = remote_media
         self._constraints = constraints
@@ -418,7 +421,7 @@ class InputProcessor:
 
     def _rendered(self, messages: Messages, options: ChatOptions) -> RenderedChat:
         with _preparing():
-            return self._chat.render(messages, options, self._chat_template)
+            return self._chat.render(messages, options, self.chat_template)
 
     def _process_rendered(self, messages: Messages, chat: RenderedChat, fields: Mapping[str, Any]) -> ProcessedPrompt:
         """Prepare a prompt of some of a conversation's messages."""
@@ -511,7 +514,7 @@ class InputProcessor:
                         param=name,
                     )
         if params.constraint is not None:
-            self._constraints.make(params.constraint)
+            self._constraints.check(params.constraint)
 
     def bad_words_ids(self, params: SamplingParams) -> list[list[int]]:
         """Token sequences of `bad_words`."""

@@ -38,10 +38,13 @@ def release_mapped_weights() -> None:
 
 
 def _is_written(pagemap: BinaryIO, first: int, last: int) -> bool:
-    """Whether a page in these addresses was written: it is in memory or swapped, and no file's."""
+    """Whether a page in these addresses was written (it is in memory or swapped, and no file's), or is not told of."""
     for page in range(first // mmap.PAGESIZE, last // mmap.PAGESIZE, _AT_ONCE):
         pagemap.seek(8 * page)
-        bits = np.frombuffer(pagemap.read(8 * min(_AT_ONCE, last // mmap.PAGESIZE - page)), dtype=np.uint64)
+        told = pagemap.read(num_bytes := 8 * min(_AT_ONCE, last // mmap.PAGESIZE - page))
+        if len(told) < num_bytes:
+            return True
+        bits = np.frombuffer(told, dtype=np.uint64)
         if (((bits & np.uint64(_PRESENT | _SWAPPED)) != 0) & ((bits & np.uint64(_OF_FILE)) == 0)).any():
             return True
     return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ from corellm.modelling.defaults import ModelDefaults
 from corellm.multimodal.defaults import ProcessingChecks, ProcessingDefaults
 from corellm.multimodal.encoder_decoder import EncoderDecoderDefaults
 from corellm.multimodal.processor import MultiModalProcessor
+from corellm.plugin.attributes import WITHOUT_HOOK, attribute
 from corellm.plugin.extensions import first_result, load_extensions
 from corellm.plugin.hook_callers import HookCallers, hook_callers
 from corellm.plugin.manager import build_manager, call_static_hook
@@ -43,6 +44,8 @@ class OpenedModel:
     """Renders chat templates; must be closed."""
     use: ModelUse
     """What the model is run for."""
+    parsers: Mapping[str, str]
+    """Forms of its outputs that the adapter states: `tool_parser`, `reasoning_parser`."""
 
 
 @contextmanager
@@ -112,7 +115,9 @@ def open_model(config: EngineConfig, located: LocatedModel) -> OpenedModel:
         own_tokenizer=located.tokenizer_path == path,
     )
     namespace = (str(path), config.model.revision or "", entry.distribution, entry.version)
-    return OpenedModel(context, hooks, namespace, templates, located.use)
+    instance = manager.get_plugin(entry.distribution)
+    stated = {name: value for name in sorted(WITHOUT_HOOK) if (value := attribute(instance, name)) is not None}
+    return OpenedModel(context, hooks, namespace, templates, located.use, stated)
 
 
 def longest_prompt(opened: OpenedModel, max_model_len: int) -> int:
@@ -166,5 +171,6 @@ def make_input_processor(
         max_states=opened.hooks.get_max_encoder_states(),
         remote_media=remote_media,
         constraints=constraints,
+        parsers=opened.parsers,
         extensions_keys=find_prompt_keys(opened.context) if opened.use.takes_prompt_keys else NO_KEYS,
     )

@@ -28,6 +28,10 @@ def _is_limit(value: object) -> bool:
     return value is None or (isinstance(value, int) and not isinstance(value, bool) and value > 0)
 
 
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
 _FORMS: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "supported_mm_limits": (
         _maps_text_to(_is_limit),
@@ -42,11 +46,15 @@ _FORMS: Mapping[str, tuple[Callable[[object], bool], str]] = {
         '{tensor name: how it divides into items}, such as {"pixel_values": MultiModalFieldConfig.batched("image")}',
     ),
     "refuse_embeddings": (
-        lambda value: isinstance(value, str) and value != "",
+        _is_name,
         'the reason as text, such as "they do not have the grid of patches"',
     ),
+    "tool_parser": (_is_name, 'the name of a form of tool calls, such as "hermes"'),
+    "reasoning_parser": (_is_name, 'the name of a form of reasoning, such as "think"'),
 }
 """`{attribute: (whether a value is right, what it must be)}`."""
+WITHOUT_HOOK = frozenset({"tool_parser", "reasoning_parser"})
+"""Attributes that are the same for all checkpoints of any family, so that no hook takes their place."""
 
 
 def attribute(adapter: object, name: str) -> Any:
@@ -57,6 +65,8 @@ def attribute(adapter: object, name: str) -> Any:
 
 def ways_to_give(name: str, hooks: Collection[str]) -> str:
     """Say how an adapter gives an attribute, or a hook instead."""
+    if name in WITHOUT_HOOK:
+        return f"{name}: give it as an attribute, {_FORMS[name][1]}"
     return (
         f"{name}: give it as an attribute, {_FORMS[name][1]}; or, where it depends on the checkpoint, implement the "
         f"hook {' or '.join(hooks)}"

@@ -70,6 +70,25 @@ def register_constraints(tokenizer: Any, vocab_size: int) -> dict[str, MakeConst
 
 
 @_hookspec
+def register_tool_parsers() -> dict[str, str] | None:
+    """Offer forms of tool calls to `corellm serve`: `{name: "module:Class"}`.
+
+    The class is a `corellm_server.tools.calls.ToolParser`. Called when a server starts. An operator chooses one by name
+    (`--tool-call-parser`), an adapter states one (`tool_parser`), else it is the one whose `TEMPLATE` is in the model's
+    chat template. A name that two extensions offer is an error.
+    """
+
+
+@_hookspec
+def register_reasoning_parsers() -> dict[str, str] | None:
+    """Offer forms of reasoning to `corellm serve`: `{name: "module:Class"}`.
+
+    The class is a `corellm_server.reasoning.marked.ReasoningParser`. It is chosen as parsers of tool calls are:
+    `--reasoning-parser`, `reasoning_parser`, or the chat template.
+    """
+
+
+@_hookspec
 def register_merging(device: torch.device) -> MergeRows | None:
     """Offer a function that writes items' embeddings into the text's: a `corellm.modelling.defaults.MergeRows`.
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from corellm.errors import ContractError, InvalidParameterError, RequestFailedError
 from corellm.plugin.extensions import call_extensions
 from corellm.sampling_params import ConstraintParams
+from corellm.structured_outputs import STRUCTURED
 from corellm.system.failures import failure_of
 
 TokenMask = NDArray[np.int32]
@@ -52,7 +53,7 @@ class Constraint(Protocol):
 class MakeConstraint(Protocol):
     """A function of an extension that makes constraints of one kind."""
 
-    def __call__(self, definition: str, stop_token_ids: frozenset[int]) -> Constraint:
+    def __call__(self, definition: str, stop_token_ids: frozenset[int] | None) -> Constraint:
         """Make the constraint of a sequence.
 
         Called in each process that checks the request, to refuse a wrong definition, and at the first mask of each of
@@ -60,9 +61,11 @@ class MakeConstraint(Protocol):
         compute. Safe to call from several threads.
 
         Args:
-            definition: of the request's `ConstraintParams`.
-            stop_token_ids: the tokens that end the output. None when a request is checked, nor with `ignore_eos` and no
-                stop tokens: then a constraint that has come to its end allows nothing, and the request fails.
+            definition: of the request's `ConstraintParams`; when a sequence's constraint is made, one that was checked,
+                here or in another process.
+            stop_token_ids: the tokens that end the output. None when a request is checked: what is made is not used.
+                Empty with `ignore_eos` and no stop tokens: then a constraint that has come to its end allows nothing,
+                and the request fails.
 
         Raises:
             InvalidParameterError: the definition is wrong.
@@ -76,14 +79,23 @@ class ConstraintKinds:
 
     makers: Mapping[str, MakeConstraint] = field(default_factory=dict)
 
-    def make(self, params: ConstraintParams, stop_token_ids: frozenset[int] = frozenset()) -> Constraint:
-        """Make a constraint.
+    def check(self, params: ConstraintParams) -> None:
+        """Check the constraint of a request; raises as `make`."""
+        self.make(params, None)
+
+    def make(self, params: ConstraintParams, stop_token_ids: frozenset[int] | None) -> Constraint:
+        """Make a constraint; arguments as of `MakeConstraint`.
 
         Raises:
             InvalidParameterError: the kind is unknown, or the definition wrong.
             RequestFailedError: the extension failed otherwise.
         """
         make = self.makers.get(params.kind)
+        if make is None and params.kind == STRUCTURED:
+            raise InvalidParameterError(
+                "structured_outputs needs corellm-structured; from a checkout: pip install ./extensions/structured",
+                param="structured_outputs",
+            )
         if make is None:
             raise InvalidParameterError(
                 f"constraint: no installed extension makes constraints of the kind {params.kind!r:.100} "

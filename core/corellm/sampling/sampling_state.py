@@ -54,12 +54,13 @@ class SamplingState:
         if params.allowed_token_ids is not None:
             self._allowed = pack(self._reachable(params.allowed_token_ids), vocab_size)
         self._constraint: Constraint | None = None
-        self._constraints, self._num_accepted = constraints, 0
+        self._constraints = constraints
         self._stop_token_ids = frozenset(self._reachable(sequence.stop_token_ids).tolist())
         self.failure: CorellmError | None = None
         self._constant, self._bad_endings = self._constant_additions(sequence)
         self._held_back = _forbidden(self._reachable(sequence.stop_token_ids))
         self._choices, self._not_first = self._opening(sequence)
+        self._num_accepted = len(self._choices)  # which are no constraint's
         self._num_opening = len(self._choices) + bool(len(self._not_first[0]))
         """Tokens of the output that are chosen by rules of their place."""
 
@@ -147,7 +148,7 @@ class SamplingState:
             self._constraint = self._constraints.make(self.params.constraint, self._stop_token_ids)
         for position in range(self._num_accepted, len(self._outputs)):
             self._constraint.accept(self._outputs[position])
-        self._num_accepted = len(self._outputs)
+        self._num_accepted = max(self._num_accepted, len(self._outputs))
         return self._constraint
 
     def along(self, drafts: Sequence[int]) -> list[SamplingState]:
@@ -215,7 +216,8 @@ class _DraftedState(SamplingState):
                 constraint.fill(mask)
             constraint.rollback(accepted)
         except Exception:
-            self._state._constraint, self._state._num_accepted = None, 0  # what it has accepted is not known
+            self._state._constraint = None  # what it has accepted is not known
+            self._state._num_accepted = len(self._choices)
             raise
 
 

@@ -51,7 +51,7 @@ REPLIES: dict[str, dict[str, Any]] = {
 
 def checked(messages: list[Any], field: str = "messages") -> CheckedMessages:
     """Messages as the server checks those of a client."""
-    return check_messages(messages, RequestLimits(), {"image": None, "audio": None}, field=field, skip=0)
+    return check_messages(messages, RequestLimits(), {"image": None, "audio": None}, field=field)
 
 
 @pytest.mark.parametrize("client", REPLIES)
@@ -131,7 +131,7 @@ def test_bodies(client: str) -> None:
     [
         (ChatRequest, "length_penalty", 0.5), (ChatRequest, "best_of", 2), (ChatRequest, "best_of", True),
         (ChatRequest, "echo", True), (ChatRequest, "use_beam_search", True), (ChatRequest, "use_beam_search", 0),
-        (ChatRequest, "include_reasoning", False), (CompletionRequest, "add_special_tokens", False),
+        (CompletionRequest, "add_special_tokens", False),
         (EmbeddingRequest, "embed_dtype", "float16"),
     ],
 )  # fmt: skip
@@ -156,7 +156,7 @@ OF_MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({"role": "tool", "content": "x"}, "tool_call_id"),
     ({"role": "user", "content": "x", "type": "function_call"}, "type"),
     ({"role": "assistant", "content": "x", "function_call": {"name": "f", "arguments": "{}"}}, "function_call"),
-    ({"role": "assistant", "content": [{"type": "tool_use", "id": "t"}]}, "content[0]"),
+    ({"role": "assistant", "content": [{"type": "tool_use", "id": "t"}]}, "content[0].name"),
     ({"role": "assistant", "content": "x", "prefix": True}, "prefix"),
     ({"role": "assistant", "content": "x", "prefix": 1}, "prefix"),
 ]

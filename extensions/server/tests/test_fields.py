@@ -1,4 +1,4 @@
-"""Every field of OpenAI's API is taken, ignored or refused: a new one in the `openai` package fails here."""
+"""Every field of OpenAI's and Anthropic's APIs is taken, ignored or refused: a new one in their packages fails here."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from typing import Any, get_type_hints
 
 import pytest
+from anthropic.types import message_create_params
 from openai.types import completion_create_params, embedding_create_params
 from openai.types.audio import transcription_create_params
 from openai.types.chat import completion_create_params as chat_create_params
@@ -13,12 +14,14 @@ from openai.types.responses import response_create_params
 from pydantic import ValidationError
 
 from corellm.sampling_params import SamplingParams
+from corellm.structured_outputs import StructuredOutputsParams
 from corellm_server.errors import ApiError
 from corellm_server.form import UploadedFile
 from corellm_server.requests.audio import TranscriptionRequest
 from corellm_server.requests.body import Body
 from corellm_server.requests.chat import ChatRequest
 from corellm_server.requests.completions import CompletionRequest
+from corellm_server.requests.messages import MessagesRequest
 from corellm_server.requests.pooling import (
     ClassifyRequest,
     EmbeddingRequest,
@@ -30,22 +33,23 @@ from corellm_server.requests.responses import ResponsesRequest
 from corellm_server.requests.sampling import CompletionFields
 from corellm_server.requests.tokens import DetokenizeRequest, TokenizeRequest
 
-OPENAIS = {
+PUBLISHED = {
     ChatRequest: chat_create_params.CompletionCreateParamsBase,
     CompletionRequest: completion_create_params.CompletionCreateParamsBase,
     ResponsesRequest: response_create_params.ResponseCreateParamsBase,
     TranscriptionRequest: transcription_create_params.TranscriptionCreateParamsBase,
     EmbeddingRequest: embedding_create_params.EmbeddingCreateParams,
+    MessagesRequest: message_create_params.MessageCreateParamsBase,
 }
 OTHERS = {"add_special_tokens"}
 """Fields of other servers that are ignored."""
 OWN = (TokenizeRequest, DetokenizeRequest, ClassifyRequest, PoolingRequest, ScoreRequest, RerankRequest)
 
 
-@pytest.mark.parametrize("body", OPENAIS)
+@pytest.mark.parametrize("body", PUBLISHED)
 def test_every_field_is_decided(body: type[Body]) -> None:
     """Exactly one of: taken, ignored, refused."""
-    theirs = {*get_type_hints(OPENAIS[body]), "stream"}
+    theirs = {*get_type_hints(PUBLISHED[body]), "stream"}
     table = body.table()
     ours = [*table.taken, *table.ignored, *table.refused]
     assert sorted(theirs - set(ours)) == []
@@ -53,10 +57,10 @@ def test_every_field_is_decided(body: type[Body]) -> None:
     assert sorted({*table.ignored} - theirs - OTHERS) == []  # nothing else is ignored: an unknown field is an error
 
 
-@pytest.mark.parametrize("body", OPENAIS)
+@pytest.mark.parametrize("body", PUBLISHED)
 def test_what_is_not_taken(body: type[Body]) -> None:
     """Ignored fields may be anything; refused ones may be null or ask for nothing; others are unknown."""
-    required = {"model": "m", "messages": [{}], "prompt": "x", "input": "x", "file": UploadedFile(b"")}
+    required = {"model": "m", "messages": [{}], "prompt": "x", "input": "x", "file": UploadedFile(b""), "max_tokens": 1}
     base = {name: value for name, value in required.items() if name in body.model_fields}
     for name in body.IGNORED:
         body.model_validate({**base, name: object()})
@@ -71,7 +75,7 @@ def test_what_is_not_taken(body: type[Body]) -> None:
     assert (caught.value.param, caught.value.code) == ("modle", "unknown_parameter")
 
 
-@pytest.mark.parametrize("body", [*OPENAIS, *OWN])
+@pytest.mark.parametrize("body", [*PUBLISHED, *OWN])
 def test_a_wrong_list_is_few_errors(body: type[Body]) -> None:
     """Each error takes a hundred times the memory of an element."""
     for name in body.model_fields:
@@ -109,5 +113,7 @@ def test_a_long_name_is_not_compared_whole(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_extra_fields_are_sampling_parameters() -> None:
     """Fields beyond OpenAI's have the names that `SamplingParams` has."""
-    own = {*CompletionFields.model_fields} - {"model", "stream", "stream_options", "priority"}
-    assert own <= {*SamplingParams.__dataclass_fields__}
+    own = {*CompletionFields.model_fields} - {"model", "stream", "stream_options", "priority", "response_format"}
+    guides = {name.removeprefix("guided_") for name in own if name.startswith("guided_")}
+    assert guides == {"json", "regex", "choice", "grammar"} <= {*StructuredOutputsParams.__dataclass_fields__}
+    assert own - {f"guided_{name}" for name in guides} <= {*SamplingParams.__dataclass_fields__}

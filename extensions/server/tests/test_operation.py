@@ -48,7 +48,7 @@ def test_https(llm: AsyncLLM) -> None:
             )
             assert [chunk.choices[0].finish_reason for chunk in stream][-1]
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-            running.get("/health")
+            httpx.get(running.url + "/health")
         with pytest.raises(httpx.RemoteProtocolError):
             httpx.get(running.url.replace("https", "http") + "/health")
 

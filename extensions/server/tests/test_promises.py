@@ -272,21 +272,25 @@ SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {"999999": 1}}, "logit_bias"), ({"stop_token_ids": [999999]}, "stop_token_ids"),
     ({"allowed_token_ids": [999999]}, "allowed_token_ids"),
 ]  # fmt: skip
+JSON_SCHEMA = "response_format.json_schema"
+EXPLOSIVE = {"type": "integer", "multipleOf": 999_983}
 OF_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": 1}, "logprobs"), ({"top_logprobs": 2}, "top_logprobs"), ({"messages": []}, "messages"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"), ({"messages": "x"}, "messages"),
     ({"max_completion_tokens": 0}, "max_completion_tokens"), ({"messages": [1]}, "messages[0]"),
-    ({"response_format": {"type": "json_object"}}, "response_format"), ({"tools": [{}]}, "tools"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"), ({"tools": [{}]}, "tools[0]"),
     ({"tool_choice": "required"}, "tool_choice"), ({"audio": {"voice": "x"}}, "audio"),
     # row 19: a request replaces no part of the server
     ({"chat_template": "{{ messages }}"}, "chat_template"),
     ({"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs"),
     ({"mm_processor_kwargs": {"size": 9}}, "mm_processor_kwargs"), ({"processor": "x"}, "processor"),
-    ({"trust_remote_code": True}, "trust_remote_code"), ({"guided_regex": "(a*)*b"}, "guided_regex"),
-    # row 21: until outputs can be held to a schema
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}}, "response_format"),
-    ({"guided_json": {}}, "guided_json"), ({"guided_grammar": "root ::= root"}, "guided_grammar"),
-    ({"structured_outputs": {"regex": "(a*)*b"}}, "structured_outputs"), ({"guided_choice": ["a"]}, "guided_choice"),
+    ({"trust_remote_code": True}, "trust_remote_code"),
+    # row 21: a bad or explosive schema, regex or grammar
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": EXPLOSIVE}}}, f"{JSON_SCHEMA}.schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}}, f"{JSON_SCHEMA}.schema"),
+    ({"guided_regex": "(?=a)b"}, "guided_regex"), ({"guided_grammar": "root ::= root"}, "guided_grammar"),
+    ({"guided_json": {"enum": []}}, "guided_json"), ({"guided_choice": [1]}, "guided_choice[0]"),
+    ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex"),
     ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
     ({"max_window_size": 0}, "max_window_size"), ({"max_window_size": 1.5}, "max_window_size"),
 ]  # fmt: skip

@@ -203,8 +203,8 @@ def test_fields_that_ask_for_nothing(running: Running) -> None:
     want = running.post(PATH, ask("hello")).json()
     got = running.post(PATH, ask(
         "hello", store=True, background=False, tools=[], tool_choice="auto", truncation="disabled", top_logprobs=0,
-        text={"format": {"type": "text"}, "verbosity": "low"}, reasoning={"effort": "low"}, user="me",
-        include=["reasoning.encrypted_content"], previous_response_id=None, parallel_tool_calls=False,
+        text={"format": {"type": "text"}, "verbosity": "low"}, reasoning={"summary": "auto"}, user="me",
+        include=["reasoning.encrypted_content"], previous_response_id=None, parallel_tool_calls=True,
         stream_options={"include_obfuscation": False},
     )).json()  # fmt: skip
     assert alike(got) == alike(want)
@@ -220,8 +220,8 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"min_tokens": 9, "max_output_tokens": 3}, "min_tokens"), ({"top_logprobs": 2}, "top_logprobs"),
     ({"include": LOGPROBS, "top_logprobs": 21}, "top_logprobs"), ({"include": ["nonsense"]}, "include[0]"),
     ({"include": LOGPROBS, "top_logprobs": -1}, "top_logprobs"), ({"include": "x"}, "include"),
-    ({"metadata": {"a": 1}}, "metadata"), ({"text": {"format": {"type": "json_object"}}}, "text.format"),
-    ({"text": {"x": 1}}, "text.x"), ({"text": "x"}, "text"), ({"tools": [{}]}, "tools"),
+    ({"metadata": {"a": 1}}, "metadata"), ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+    ({"text": {"x": 1}}, "text.x"), ({"text": "x"}, "text"), ({"tools": [{}]}, "tools[0]"),
     ({"tool_choice": "required"}, "tool_choice"), ({"background": True}, "background"),
     ({"previous_response_id": "resp_1"}, "previous_response_id"), ({"conversation": "c"}, "conversation"),
     ({"prompt": {"id": "p"}}, "prompt"), ({"truncation": "old"}, "truncation"),

@@ -127,7 +127,7 @@ SERVED = {option for action in build_parser()._subparsers._group_actions[0].choi
     ("words", "advice"),
     [
         ("--tensor-parallel-size 2 demo", "one device"), ("demo -tp 2", "one device"),
-        ("demo --enable-auto-tool-choice", "given tools"), ("demo --tool-call-parser=hermes", "given tools"),
+        ("demo --tool-parser-plugin x.py", "extension plugin"), ("demo --tool-server x", "the client runs tools"),
         ("demo --enable-lora", "LoRA"), ("--model demo", "first word"), ("demo --ctx-size 4096", "--max-model-len"),
         ("demo --chat-template x.jinja", "chat_template.jinja"), ("demo --no-async-scheduling", "enforce_eager"),
         ("demo --enable-lora true", "LoRA"), ("demo --enable-lora=True", "LoRA"), ("demo --tp=", "one device"),
@@ -148,9 +148,9 @@ def test_flags_of_other_servers_without_an_effect_are_taken() -> None:
     """With the values that ask for nothing; what is no flag stays."""
     words = (
         "--tensor-parallel-size 1 demo --disable-log-requests --pp=1 --port 9000 --distributed-executor-backend mp "
-        "--chat-template-content-format auto --enable-request-id-headers --no-enable-lora --tool-call-parser= "
-        "--enable-log-requests false --enable-lora=False --enable-dbo False --reasoning-parser= --download-dir None "
-        "--disable_log_stats --compilation-config.level 0"
+        "--chat-template-content-format auto --enable-request-id-headers --no-enable-lora --enable-auto-tool-choice "
+        "--enable-log-requests false --enable-lora=False --enable-dbo False --reasoning-parser-plugin= "
+        "--download-dir None --disable_log_stats --compilation-config.level 0"
     )
     assert without_absent(words.split(), SERVED) == (["demo", "--port", "9000"], "")
     for name, entry in SERVER_FLAGS.items():

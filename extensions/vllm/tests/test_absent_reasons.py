@@ -38,7 +38,7 @@ ENGINE_CONFIGS = (ModelConfig, CacheConfig, SchedulerConfig, MultiModalConfig)
 
 MISSING: dict[str, set[str]] = {
     "diffusion models cannot": {"diffusion"},
-    "a model runs on one device": {"parallel", "ranks", "tp"},
+    "a model runs on one device": {"tensor_parallel", "data_parallel", "pipeline_parallel", "ranks", "tp"},
     "the engine's parts cannot be exchanged": {"cls"},
     "quantized checkpoints cannot": {"gptq", "awq", "marlin", "bitsandbytes", "quantized"},
     "the KV cache is not shared between processes": {"connector", "connectors", "disaggregated"},
@@ -49,11 +49,6 @@ MISSING: dict[str, set[str]] = {
     "there is no speculative decoding": {"speculative", "draft", "drafts"},
     "there is no cascade attention": {"cascade"},
     "LoRA adapters cannot": {"lora", "loras"},
-    "outputs cannot be held to a schema": {"grammar", "grammars", "structured", "guided"},
-    "structured output is not there": {"grammar", "grammars", "structured", "guided"},
-    "models cannot be given tools": {"tool", "tools"},
-    "there is no reasoning parser": {"reasoning"},
-    "split the output's text yourself": {"reasoning"},
     "outputs do not say which experts": {"routed"},
     "no metrics are logged": {"stats"},
     "requests are not logged": {"log_requests"},

@@ -37,8 +37,8 @@ def mark_end(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
             content[i] = {**content[i], "text": content[i]["text"] + _MARK + " "}
             return [*earlier, {**last, "content": content}]
     raise PromptError(
-        f"messages[{len(earlier)}] has no text that continue_final_message or prefix could continue; leave it out to "
-        "begin a new turn"
+        "the last message has no text that continue_final_message or prefix could continue; leave it out to begin a "
+        "new turn"
     )
 
 

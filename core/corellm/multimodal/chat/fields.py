@@ -63,6 +63,7 @@ _MEDIA_IGNORED = {
 _TEXT_IGNORED = {
     "annotations": "sources of the text",
     "cache_control": _CACHED,
+    "citations": "sources of the text",
     "logprobs": "log-probabilities of the text",
     "prompt_cache_breakpoint": _CACHED,
 }
@@ -80,6 +81,17 @@ MEDIA_OBJECT = FieldTable(
     {"detail": _MEDIA_IGNORED["detail"]},
 )
 """What is under a media part's key, where that is not the URL itself."""
+SOURCE = FieldTable(
+    {
+        "type": "`base64` or `url`",
+        "media_type": "a MIME type like `image/png`, for `base64`",
+        "data": "base64",
+        "url": "a URL or path",
+    },
+    {},
+    {"file_id": _FILE_REFUSED["file_id"]},
+)
+"""What is under `source` in a media part, in Anthropic's messages."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +119,7 @@ def _media_types(modality: str) -> dict[str, PartType]:
     an = {"image": "an image", "video": "a video", "audio": "audio"}[modality]
     embeds = f"{modality}_embeds"
     return {
-        modality: PartType(modality, (modality, url, "url", "path"), an),
+        modality: PartType(modality, (modality, url, "url", "path", "source"), an),
         url: PartType(modality, (url, modality), f"{an}, by `{{url}}` or its URL"),
         given: PartType(modality, (url, given, modality), f"{an}, by its URL, or as `{{data, format}}`"),
         embeds: PartType(modality, (embeds,), f"precomputed embeddings of {an}"),
@@ -128,4 +140,28 @@ PARTS: dict[str, PartType] = {
 }
 """A part's fields, by its type."""
 OUTPUT_PARTS = frozenset({"reasoning", "redacted_thinking", "thinking"})
-"""Types of an assistant's parts that are only output: they are dropped."""
+"""Types of an assistant's parts that are only output: they are dropped; the text of `thinking` becomes the message's
+`reasoning_content`."""
+TOOL_PARTS = {
+    "tool_use": FieldTable(
+        {
+            "type": "which one it is",
+            "id": "which call it is",
+            "name": "of the tool that was called",
+            "input": "arguments of the call, as an object",
+        }
+    ),
+    "tool_result": FieldTable(
+        {
+            "type": "which one it is",
+            "tool_use_id": "which `tool_use` it answers",
+            "content": "what the tool returned: text, or a list of parts",
+        },
+        {
+            "cache_control": _CACHED,
+            "is_error": "whether the tool failed; the content says so",
+            "toolset_name": "its set",
+        },
+    ),
+}
+"""Parts for tools in Anthropic's messages: of an assistant its `tool_calls`, of a user messages of role `tool`."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from corellm.errors import MediaError, PromptError
 from corellm.known_fields import FieldTable
-from corellm.multimodal.chat.fields import FILE, MEDIA_OBJECT, MESSAGES, OUTPUT_PARTS, PARTS, ROLES
+from corellm.multimodal.chat.fields import FILE, MEDIA_OBJECT, MESSAGES, OUTPUT_PARTS, PARTS, ROLES, SOURCE, TOOL_PARTS
 
 _FORMAT = re.compile(r"[a-z0-9]{1,8}")
 _DATA_URL = re.compile(r"data:(image|video|audio)/", re.IGNORECASE)
@@ -40,14 +40,18 @@ class ReadMessages(list[dict[str, Any]]):
 
 
 def read_messages(
-    messages: Sequence[Any], *, field: str = "messages", skip: int = 0, from_client: bool = False
+    messages: Sequence[Any],
+    *,
+    field: str = "messages",
+    numbers: Sequence[int] | None = None,
+    from_client: bool = False,
 ) -> ReadMessages:
     """Messages with the fields that have an effect, and their content as a list of `Part`.
 
     Args:
         messages: as they were given.
         field: of the request, that has them.
-        skip: how many messages come before the field's first.
+        numbers: of the field's elements that the messages come from; None for theirs.
         from_client: whether a client sent them.
 
     Raises:
@@ -55,13 +59,16 @@ def read_messages(
         MediaError: a media part without media.
     """
     last = len(messages) - 1
+    places = range(len(messages)) if numbers is None else numbers
     return ReadMessages(
-        _message(f"{field}[{i - skip}]", message, is_last=i == last, from_client=from_client)
-        for i, message in enumerate(messages)
+        one
+        for i, (place, message) in enumerate(zip(places, messages, strict=True))
+        for one in _message(f"{field}[{place}]", message, is_last=i == last, from_client=from_client)
     )
 
 
-def _message(where: str, given: Any, *, is_last: bool, from_client: bool) -> dict[str, Any]:
+def _message(where: str, given: Any, *, is_last: bool, from_client: bool) -> list[dict[str, Any]]:
+    """A message, after those of tools whose results are among its parts."""
     if not from_client and callable(getattr(given, "model_dump", None)):  # a reply of OpenAI's client
         given = given.model_dump()
     if not isinstance(given, Mapping):
@@ -85,11 +92,24 @@ def _message(where: str, given: Any, *, is_last: bool, from_client: bool) -> dic
     if not isinstance(content, Sequence) or isinstance(content, bytes):
         told = f"{where}.content must be text or a list of parts, got {content!r:.100}"
         raise PromptError(told, param=f"{where}.content")
-    parts = [
-        _part(f"{where}.content[{j}]", part, is_output=is_output, from_client=from_client)
-        for j, part in enumerate(content)
-    ]
-    return {**kept, "role": role, "content": [part for part in parts if part is not None]}
+    parts, calls, results = [], [], []
+    thought = ""
+    for j, part in enumerate(content):
+        at, kind = f"{where}.content[{j}]", part.get("type") if isinstance(part, Mapping) else None
+        if is_output and kind == "thinking" and isinstance(part.get("thinking"), str):
+            thought += part["thinking"]
+        if is_output and kind == "tool_use":
+            calls.append(_tool_call(at, part))
+        elif role == "user" and kind == "tool_result":
+            results += _message(at, _tool_message(at, part), is_last=False, from_client=from_client)
+        elif (found := _part(at, part, is_output=is_output, from_client=from_client)) is not None:
+            parts.append(found)
+    if calls:
+        kept.setdefault("tool_calls", calls)
+    if thought:
+        kept.setdefault("reasoning_content", thought)
+    rest = {**kept, "role": role, "content": parts}
+    return [*results, rest] if parts or not results else results
 
 
 def _read_output(where: str, kept: dict[str, Any], *, is_last: bool) -> None:
@@ -101,6 +121,22 @@ def _read_output(where: str, kept: dict[str, Any], *, is_last: bool) -> None:
         raise _wrong(f"{where}.prefix", "must be true or false")
     if prefix and not is_last:
         raise _wrong(f"{where}.prefix", "only the last message can be continued; leave it out here")
+
+
+def read_text(where: str, given: Any) -> str:
+    """The text of a client's part, which must be of text.
+
+    Args:
+        where: its place in the request.
+        given: as it was sent.
+
+    Raises:
+        PromptError, MediaError: it is malformed, or of media; names it.
+    """
+    part = _part(where, given, is_output=False, from_client=True)
+    if part is None or part.modality != "text":
+        raise _wrong(where, "must be text")
+    return str(part.value)
 
 
 def _part(where: str, given: Any, *, is_output: bool, from_client: bool) -> Part | None:
@@ -138,6 +174,23 @@ def _part(where: str, given: Any, *, is_output: bool, from_client: bool) -> Part
     return Part(where, part.modality, media, uuid, are_embeddings)
 
 
+def _tool_call(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A part of type `tool_use` as one of the `tool_calls`."""
+    kept = _kept(TOOL_PARTS["tool_use"], given, where, "a part of type tool_use", drops_unknown=True)
+    for name, kind, told in (("id", str, "a string"), ("name", str, "a string"), ("input", Mapping, "an object")):
+        if not isinstance(kept.get(name), kind):
+            raise _wrong(f"{where}.{name}", f"must be {told}, got {kept.get(name)!r:.100}")
+    return {"id": kept["id"], "type": "function", "function": {"name": kept["name"], "arguments": kept["input"]}}
+
+
+def _tool_message(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A part of type `tool_result` as a message."""
+    kept = _kept(TOOL_PARTS["tool_result"], given, where, "a part of type tool_result")
+    if not isinstance(kept.get("tool_use_id"), str):
+        raise _wrong(f"{where}.tool_use_id", f"must be a string, got {kept.get('tool_use_id')!r:.100}")
+    return {"role": "tool", "tool_call_id": kept["tool_use_id"], "content": kept.get("content", "")}
+
+
 def _media_beside(part: Mapping[str, Any], kind: Any) -> str | None:
     """The name of media that a part has beside what its type says, and that would be dropped."""
     own = PARTS[kind].keys if isinstance(kind, str) and kind in PARTS else ()
@@ -172,6 +225,8 @@ def _file(where: str, kind: str, value: Any, uuid: str | None) -> Part:
 
 def _media(where: str, key: str, media: Any, modality: str, *, is_named: bool) -> Any:
     """The media under a part's key: a URL, a path, or, unless media must have names, anything else."""
+    if key == "source":
+        media = _source(where, media, modality)
     if isinstance(media, Mapping) and (is_named or media.keys() & {"url", "data"}):
         kept = _kept(MEDIA_OBJECT, media, f"{where}.{key}", key, of=where)
         media = _data_url(where, key, kept, modality) if "data" in kept else kept.get("url")
@@ -190,6 +245,28 @@ def _data_url(where: str, key: str, media: Mapping[str, Any], modality: str) -> 
     if not _FORMAT.fullmatch(form):
         raise _wrong(where, f"the format of {key} is a word like wav or mp3")
     return f"data:{modality}/{form};base64,{data}"
+
+
+def _source(where: str, given: Any, modality: str) -> str:
+    """The URL of what is under `source`."""
+    at = f"{where}.source"
+    if not isinstance(given, Mapping):
+        raise _wrong(at, f"a source is {{type, media_type, data}} or {{type, url}}, got {given!r:.100}")
+    kept = _kept(SOURCE, given, at, "a source")
+    kind = kept.pop("type", None)
+    fields = {"base64": {"media_type", "data"}, "url": {"url"}}.get(kind if isinstance(kind, str) else "")
+    if fields is None:
+        raise _wrong(f"{at}.type", f"must be base64 or url, got {kind!r:.100}")
+    for name in sorted(fields | kept.keys()):
+        if name not in fields:
+            raise _wrong(f"{at}.{name}", f"a source of type {kind} has none")
+        if not isinstance(kept.get(name), str) or not kept[name]:
+            raise _wrong(f"{at}.{name}", f"a source of type {kind} has a string here, got {kept.get(name)!r:.100}")
+    if kind == "url":
+        return str(kept["url"])
+    if not re.fullmatch(rf"{modality}/[\w.+-]{{1,100}}", kept["media_type"], re.ASCII):
+        raise _wrong(f"{at}.media_type", f"must be a MIME type like {modality}/..., got {kept['media_type']!r:.100}")
+    return f"data:{kept['media_type']};base64,{kept['data']}"
 
 
 def _wrong(where: str, message: str) -> PromptError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from corellm.errors import PromptError
@@ -76,7 +76,9 @@ class ChatRenderer:
             as_text = with_text([m for m in messages if m["role"] not in forms.in_parts], placeholder)
             conversation = [_with_parts(m) if m["role"] in forms.in_parts else as_text.pop(0) for m in messages]
             if forms.arguments_are_text:
-                conversation = [_with_arguments_as_text(message) for message in conversation]
+                conversation = [_with_arguments(message, _as_text) for message in conversation]
+            elif forms.arguments_are_objects:
+                conversation = [_with_arguments(message, _as_object) for message in conversation]
             given = self._variables(conversation) | {"tools": tools, "add_generation_prompt": add_generation_prompt}
             try:
                 prompt = render(template, given | dict(variables or {}))
@@ -103,6 +105,8 @@ class _Forms:
         """Roles whose content it takes as parts."""
         self.arguments_are_text = False
         """Whether a tool call's arguments must be JSON text; most templates take an object."""
+        self.arguments_are_objects = False
+        """Whether they must be an object."""
         self._template = template
         self._known: set[str] = set()
 
@@ -127,14 +131,14 @@ class _Forms:
         return {"role": role, "content": [_text(text)] if role in self.in_parts else text}
 
     def find_arguments(self, render: Render, variables: Mapping[str, Any]) -> None:
-        """Probe tool calls: whether objects are refused and text is not."""
+        """Probe tool calls: whether objects are refused and text is not, or the reverse."""
         if "tool_calls" in self._known:
             return
         refuses = [
             self._try(render, variables, self._tool_call(arguments)) is None
             for arguments in ({_PROBE: 1}, json.dumps({_PROBE: 1}))
         ]
-        self.arguments_are_text = refuses == [True, False]
+        self.arguments_are_text, self.arguments_are_objects = refuses == [True, False], refuses == [False, True]
         self._known.add("tool_calls")
 
     def _tool_call(self, arguments: Any) -> list[dict[str, Any]]:
@@ -159,15 +163,24 @@ def _with_parts(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "content": parts}
 
 
-def _with_arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
+def _with_arguments(message: dict[str, Any], make: Callable[[Any], Any]) -> dict[str, Any]:
+    """A message whose tool calls have their arguments in another form."""
     if not isinstance(message.get("tool_calls"), list):
         return message
-    return {**message, "tool_calls": [_call_with_text(call) for call in message["tool_calls"]]}
+    return {**message, "tool_calls": [_remade(call, make) for call in message["tool_calls"]]}
 
 
-def _call_with_text(call: Any) -> Any:
+def _remade(call: Any, make: Callable[[Any], Any]) -> Any:
     function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), dict):
+    if not isinstance(function, Mapping) or "arguments" not in function:
         return call
-    text = json.dumps(function["arguments"], ensure_ascii=False)
-    return {**call, "function": {**function, "arguments": text}}
+    return {**call, "function": {**function, "arguments": make(function["arguments"])}}
+
+
+def _as_text(arguments: Any) -> Any:
+    return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
+
+
+def _as_object(arguments: Any) -> Any:
+    """Arguments that are text still are no JSON: the model was cut off, or erred."""
+    return {"arguments": arguments} if isinstance(arguments, str) else arguments

@@ -1,4 +1,4 @@
-"""The HTTP server, compatible with OpenAI's API: `corellm serve MODEL`.
+"""The HTTP server, compatible with OpenAI's API and with Anthropic's: `corellm serve MODEL`.
 
 Knows HTTP, limits and clients; everything about models is behind `corellm.serving`. In reading order:
 
@@ -15,7 +15,7 @@ Knows HTTP, limits and clients; everything about models is behind `corellm.servi
     sampling        a request to sampling parameters
     pooled          runs the inputs of a request to a model that pools, with `scoring` of pairs; `uses` says which
                     server to start instead
-    errors          what clients are told
+    errors          what clients are told; `dialects` are the forms that the APIs have for it
     logs            one line per request; `metrics` and `tracing` count and time, by `stages`
     batch           requests from a file, through the same application
     loadgen         load for a server, and what its clients wait for

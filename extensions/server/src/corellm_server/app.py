@@ -13,6 +13,7 @@ from corellm_server import document
 from corellm_server.endpoints.audio import audio_routes
 from corellm_server.endpoints.chat import chat_routes
 from corellm_server.endpoints.completions import completion_routes
+from corellm_server.endpoints.messages import message_routes
 from corellm_server.endpoints.models import model_routes
 from corellm_server.endpoints.pooling import pooling_routes
 from corellm_server.endpoints.responses import response_routes
@@ -32,12 +33,12 @@ def make_app(service: Service) -> ASGIApp:
     options = service.config.options
     app = FastAPI(
         title="corellm", version=__version__, docs_url=None, redoc_url=None,
-        description="One multimodal model, as OpenAI's API.",
+        description="One multimodal model, as OpenAI's API and as Anthropic's.",
     )  # fmt: skip
     declared = [*app.routes]
     for routes in (
-        chat_routes, response_routes, completion_routes, audio_routes, pooling_routes, score_routes, token_routes,
-        model_routes, status_routes,
+        chat_routes, response_routes, message_routes, completion_routes, audio_routes, pooling_routes, score_routes,
+        token_routes, model_routes, status_routes,
     ):  # fmt: skip
         router = routes(service)
         declared += router.routes
@@ -71,5 +72,6 @@ async def _fail(request: Request, error: Exception) -> Response:
 
 
 def _response(request: Request, error: ApiError) -> Response:
-    exchange_of(request.scope).failure = error
-    return Response(error.encoded(), error.status, error.headers, media_type="application/json")
+    exchange = exchange_of(request.scope)
+    exchange.failure = error
+    return Response(exchange.told(error), error.status, error.headers, media_type="application/json")

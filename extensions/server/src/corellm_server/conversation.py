@@ -12,7 +12,7 @@ from typing import Any
 
 from corellm.errors import MultiModalError, RequestError
 from corellm.known_fields import FieldTable
-from corellm.multimodal.chat.fields import MESSAGES, OUTPUT_PARTS, PARTS
+from corellm.multimodal.chat.fields import MESSAGES, OUTPUT_PARTS, PARTS, TOOL_PARTS
 from corellm.multimodal.chat.reading import Part, ReadMessages, read_messages
 from corellm_server.errors import ApiError, as_api_error, unavailable
 from corellm_server.limits import RequestLimits
@@ -58,8 +58,8 @@ class CheckedMessages:
 def messages_schema() -> dict[str, Any]:
     """The JSON schema of what `check_messages` takes, but for which fields go with which role and type of part."""
     parts = {
-        **_described(part.table for part in PARTS.values()),
-        "type": {"enum": [*PARTS, *sorted(OUTPUT_PARTS), None]},
+        **_described([*(part.table for part in PARTS.values()), *TOOL_PARTS.values()]),
+        "type": {"enum": [*PARTS, *TOOL_PARTS, *sorted(OUTPUT_PARTS), None]},
     }
     content = {"anyOf": [{"type": "string"}, {"type": "object", "properties": parts}]}
     message = {
@@ -90,7 +90,7 @@ def check_messages(
     item_limits: Mapping[str, int | None],
     *,
     field: str,
-    skip: int,
+    numbers: Sequence[int] | None = None,
 ) -> CheckedMessages:
     """The messages, with every part in one form.
 
@@ -99,7 +99,7 @@ def check_messages(
         limits: of messages, parts and items.
         item_limits: of the model, by modality; None for any number.
         field: of the request, that has the messages.
-        skip: how many messages come before the field's first.
+        numbers: of the field's elements that the messages come from; None for theirs.
 
     Raises:
         ApiError: a message or part is malformed, or there are too many.
@@ -108,15 +108,24 @@ def check_messages(
         raise ApiError(400, f"{field} must have at least one message", param=field)
     if len(messages) > limits.max_messages:
         raise ApiError(400, f"{field} has {len(messages)}, {limits.max_messages} are allowed", param=field)
-    parts = sum(len(m["content"]) if isinstance(m.get("content"), list) else 1 for m in messages)
+    parts = sum(map(_num_parts, messages))
     if parts > limits.max_parts:
         raise ApiError(400, f"{field} has {parts} parts, {limits.max_parts} are allowed", param=field)
     try:
-        checked = CheckedMessages(read_messages(messages, field=field, skip=skip, from_client=True), field)
+        checked = CheckedMessages(read_messages(messages, field=field, numbers=numbers, from_client=True), field)
     except RequestError as error:
         raise as_api_error(error) from None
     check_counts(checked.sources, limits.max_items, item_limits)
     return checked
+
+
+def _num_parts(message: Mapping[str, Any]) -> int:
+    """The parts of a message, with those of the results of tools among them."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return 1
+    results = [part["content"] for part in content if isinstance(part, dict) and isinstance(part.get("content"), list)]
+    return len(content) + sum(map(len, results))
 
 
 def check_counts(sources: Sequence[Part], max_items: int, item_limits: Mapping[str, int | None]) -> None:

@@ -12,7 +12,11 @@ from corellm_server.gate import OPEN_ROUTES
 
 _REQUEST_ID = {"description": "The client's own, or a new one.", "required": True, "schema": {"type": "string"}}
 _RETRY_AFTER = {"description": "Seconds, if asking again may help.", "schema": {"type": "string"}}
-_KEY = "api_key"
+_KEYS = {
+    "api_key": {"type": "http", "scheme": "bearer"},
+    "x_api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+"""Where a key may be."""
 
 
 def complete(document: dict[str, Any], names: Sequence[str], *, has_keys: bool) -> None:
@@ -38,8 +42,8 @@ def complete(document: dict[str, Any], names: Sequence[str], *, has_keys: bool) 
         for place in _models(document, operation):
             place["enum"] = [*names, *([None] if "anyOf" in place else [])]
     if has_keys:
-        document["components"]["securitySchemes"] = {_KEY: {"type": "http", "scheme": "bearer"}}
-        document["security"] = [{_KEY: []}]
+        document["components"]["securitySchemes"] = _KEYS
+        document["security"] = [{name: []} for name in _KEYS]
 
 
 def _operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

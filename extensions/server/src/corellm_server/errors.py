@@ -1,4 +1,4 @@
-"""Errors as clients get them: OpenAI's shape, our own words, at most 1,000 characters.
+"""Errors as clients get them: our own words, at most 1,000 characters, in OpenAI's shape; `dialects` has others.
 
 Knows statuses and the typed errors of `corellm.errors`. The text of a library's exception never gets out: it may have
 addresses and paths; it is logged under an id that the client is told.
@@ -45,15 +45,18 @@ class ApiError(CorellmError):
         self.status, self.param, self.code = status, param, code
         self.headers = dict(headers or {})
 
+    @property
+    def message(self) -> str:
+        """What the client is told."""
+        message = _ADDRESS.sub("0x...", str(self))
+        return message if len(message) <= _MAX_MESSAGE else message[: _MAX_MESSAGE - 3] + "..."
+
     def body(self) -> dict[str, Any]:
         """The error as the JSON object that OpenAI's clients know."""
-        message = _ADDRESS.sub("0x...", str(self))
-        if len(message) > _MAX_MESSAGE:
-            message = message[: _MAX_MESSAGE - 3] + "..."
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         if self.status == 401:
             kind = "authentication_error"
-        return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def encoded(self) -> bytes:
         """The body as bytes; what is not ASCII is escaped, so that any string of a request can be repeated."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import re
 import secrets
 import time
@@ -18,6 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from corellm.outputs import RequestOutput
 from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from corellm_server.aside import Aside
+from corellm_server.dialects import dialect_of
 from corellm_server.errors import ApiError
 from corellm_server.stages import note_stages
 
@@ -47,6 +49,8 @@ class Exchange:
         given = self.headers.get(b"x-request-id", b"")
         self.request_id = given.decode() if _SANE_ID.fullmatch(given) else secrets.token_hex(12)
         """The client's id if it is sane, else a new one: for logs and the response's header, never for the engine."""
+        self.dialect = dialect_of(scope["path"])
+        """How its API tells of errors, and ends streams."""
         self.key: int | None = None
         """The number of the client's key."""
         self.salt: str | None = None
@@ -71,8 +75,8 @@ class Exchange:
         """The last output of each of its prompts, when they ended."""
         self.ended: asyncio.Future[ApiError | None] = asyncio.get_running_loop().create_future()
         """Set when it must end early: None if the client is not there any more."""
-        self.error_events: Callable[[ApiError], bytes] = _error_event
-        """How a stream that began tells of an error."""
+        self.error_events: Callable[[ApiError], bytes] | None = None
+        """How a stream that began tells of an error, if not by one event."""
         self._send = send
         self.is_read = scope["method"] != "POST"
         """Whether the whole request came."""
@@ -103,7 +107,8 @@ class Exchange:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self._is_events = any(name == b"content-type" and EVENTS in value for name, value in message["headers"])
-            message["headers"] = [*message["headers"], (b"x-request-id", self.request_id.encode())]
+            ids = [(name, self.request_id.encode()) for name in self.dialect.id_headers]
+            message["headers"] = [*message["headers"], *ids]
         elif not message.get("more_body"):
             if len(message.get("body", b"")) > _LARGE_BYTES:
                 # its end is sent apart, once the client has read most of the rest: until then it counts as unfinished,
@@ -126,10 +131,10 @@ class Exchange:
         if self.is_complete:
             return
         if self.status:
-            event = self.error_events(error) if self._is_events else b""
+            event = (self.error_events or self._error_event)(error) if self._is_events else b""
             await self.send({"type": "http.response.body", "body": event})
             return
-        body = error.encoded()
+        body = self.told(error)
         headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **error.headers}
         encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         await self.send({"type": "http.response.start", "status": error.status, "headers": encoded})
@@ -138,6 +143,13 @@ class Exchange:
             await self._discard(receive)
             body = b""
         await self.send({"type": "http.response.body", "body": body})
+
+    def told(self, error: ApiError) -> bytes:
+        """An error as the API has it; what is not ASCII is escaped, so that any string of a request can be repeated."""
+        return json.dumps(self.dialect.error_body(error, self.request_id)).encode()
+
+    def _error_event(self, error: ApiError) -> bytes:
+        return self.dialect.error_event + b"data: " + self.told(error) + b"\n\n"
 
     async def _discard(self, receive: Receive) -> None:
         """Read the rest of the request, for some seconds."""
@@ -158,7 +170,3 @@ def exchange_of(scope: Scope) -> Exchange:
     """The exchange of a request that has passed the gate."""
     found: Exchange = scope["corellm"]
     return found
-
-
-def _error_event(error: ApiError) -> bytes:
-    return b"data: " + error.encoded() + b"\n\n"

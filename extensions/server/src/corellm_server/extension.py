@@ -1,4 +1,4 @@
-"""What corellm calls of this distribution: three commands. Imports no library of the server."""
+"""What corellm calls of this distribution: three commands, and parsers of outputs. Imports no library of the server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from corellm.hookspecs import hookimpl
 
 
 class Commands:
-    """`corellm serve`, `batch` and `bench`."""
+    """`corellm serve`, `batch` and `bench`; and the forms of tool calls and of reasoning that the server knows."""
 
     @hookimpl(tryfirst=True)  # before strangers: the first to register a name has it
     def register_commands(self, subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -17,3 +17,17 @@ class Commands:
 
         for command in (serve, batch, bench):
             command.add_parser(subparsers)
+
+    @hookimpl(tryfirst=True)
+    def register_tool_parsers(self) -> dict[str, str]:
+        """Return those of families whose form was published."""
+        from corellm_server.tools import PARSERS
+
+        return PARSERS
+
+    @hookimpl(tryfirst=True)
+    def register_reasoning_parsers(self) -> dict[str, str]:
+        """Return those of families whose form was published."""
+        from corellm_server.reasoning import PARSERS
+
+        return PARSERS

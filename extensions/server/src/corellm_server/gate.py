@@ -67,7 +67,7 @@ class Gate:
         exchange, route = Exchange(scope, send, self._aside), "other"
         try:
             if scope["path"] not in OPEN_ROUTES:
-                exchange.key, exchange.salt = self._keys.caller(exchange.headers.get(b"authorization"))
+                exchange.key, exchange.salt = self._keys.caller(exchange.headers)
             route = self._route_of(scope)
             if scope["method"] == "POST":
                 await self._receive(exchange, receive, is_form=route in FORM_ROUTES)
@@ -118,6 +118,8 @@ class Gate:
             raise ApiError(405, f"this URL takes {methods} only", headers={"Allow": methods})
         path, known = scope["path"], {getattr(route, "path", "") for route in self._routes}
         hint = f"did you mean /v1{path}? A client's base URL ends in /v1" if f"/v1{path}" in known else ""
+        if path.startswith("/v1/v1/") and path[3:] in known:
+            hint = f"did you mean {path[3:]}? Anthropic's client adds /v1 to its base URL"
         raise ApiError(
             404, f"there is no {path!r:.100} here; {hint or 'the URLs are in /openapi.json'}", code="unknown_url"
         )

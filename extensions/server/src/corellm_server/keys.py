@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from corellm_server.errors import ApiError
@@ -29,8 +29,8 @@ class ApiKeys:
     def __init__(self, keys: Collection[str]) -> None:
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
-    def caller(self, authorization: bytes | None) -> Caller:
-        """The client that sent an `Authorization` header.
+    def caller(self, headers: Mapping[bytes, bytes]) -> Caller:
+        """The client that sent headers: `Authorization` as OpenAI's clients do, `x-api-key` as Anthropic's do.
 
         Takes the same time for every wrong key, whatever part of it is right.
 
@@ -39,16 +39,19 @@ class ApiKeys:
         """
         if not self._digests:
             return Caller(None, None)
-        scheme, _, key = (authorization or b"").strip().partition(b" ")
-        digest = hashlib.sha256(key.strip()).digest()
-        is_known = [hmac.compare_digest(digest, known) for known in self._digests]
-        if scheme.lower() != b"bearer" or not any(is_known):
-            told = "is wrong" if authorization else "is missing"
-            raise ApiError(
-                401,
-                f"the API key {told}; send one that the server was started with, as `Authorization: Bearer KEY`",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-        salt = "key-" + hashlib.sha256(b"corellm cache salt\0" + digest).hexdigest()
-        return Caller(is_known.index(True) + 1, salt)
+        scheme, _, bearer = headers.get(b"authorization", b"").strip().partition(b" ")
+        given = [bearer] if scheme.lower() == b"bearer" else []
+        given += [headers[b"x-api-key"]] if b"x-api-key" in headers else []
+        for key in given:
+            digest = hashlib.sha256(key.strip()).digest()
+            is_known = [hmac.compare_digest(digest, known) for known in self._digests]
+            if any(is_known):
+                salt = "key-" + hashlib.sha256(b"corellm cache salt\0" + digest).hexdigest()
+                return Caller(is_known.index(True) + 1, salt)
+        raise ApiError(
+            401,
+            f"the API key {'is wrong' if scheme or given else 'is missing'}; send one that the server was started "
+            "with, as `Authorization: Bearer KEY` or `x-api-key: KEY`",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )

@@ -33,6 +33,8 @@ class RequestLimits:
     """Most content parts of a conversation, text included."""
     max_items: int = 64
     """Most images, videos and audio items of a conversation; the model may take fewer."""
+    max_tools: int = 128
+    """Most tools of a conversation."""
     max_prompts: int = 128
     """Most prompts of one `/v1/completions` request; prompts times `n` are limited to four times as many."""
     max_inputs: int = 2048

@@ -56,6 +56,12 @@ class ServerOptions:
     max_window_size: int | None = None
     """Most tokens of a conversation's prompt, where the request does not say: the oldest turns are left out until it
     fits; None for no limit but the model's, past which a request is refused."""
+    tool_call_parser: str | None = None
+    """Form in which the model writes calls of tools, e.g. hermes, or `none`; by default what its adapter says or its
+    chat template shows."""
+    reasoning_parser: str | None = None
+    """Form in which the model writes what it thinks before it answers, e.g. think, or `none`; the default is as for
+    tools."""
     score_template: str | None = None
     """Where query and document stand in the prompt of a model that reads both together (`/score`, `/rerank`); None: one
     after the other, and for encoder-only models a pair as their tokenizer joins it."""

@@ -23,9 +23,10 @@ from corellm_server.exchange import Exchange
 from corellm_server.media_sources import Fetcher, MediaSources
 from corellm_server.options import ServerConfig
 from corellm_server.requests.audio import TranscriptionRequest
-from corellm_server.requests.chat import Conversation, TemplateFields
+from corellm_server.requests.chat import TemplateFields
 from corellm_server.requests.completions import Prompt
-from corellm_server.requests.responses import ResponsesRequest
+from corellm_server.requests.forms import form_errors
+from corellm_server.requests.sampling import ChoiceFields
 from corellm_server.stages import stage
 
 _Result = TypeVar("_Result")
@@ -48,18 +49,29 @@ class Preparation:
         self._pools = PreparationPools()
 
     async def conversation(
-        self, exchange: Exchange, request: Conversation | ResponsesRequest, *, priority: int | None
+        self,
+        exchange: Exchange,
+        request: TemplateFields,
+        *,
+        priority: int | None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> ProcessedPrompt:
         """The prompt of a conversation.
+
+        Args:
+            exchange: the request.
+            request: its body.
+            priority: lower runs first.
+            tools: for the template.
 
         Raises:
             ApiError, CorellmError: what is wrong; names the part at fault.
         """
-        options = self._chat_options(request)
+        options = self._chat_options(request) | ({"tools": tools} if tools else {})
         item_limits = self._client.input_processor.mm_processor.limits
         checked = await exchange.aside(
             lambda: check_messages(
-                request.messages, self._config.limits, item_limits, field=request.FIELD, skip=request.num_instructions
+                request.turns, self._config.limits, item_limits, field=request.FIELD, numbers=request.numbers
             )
         )
         await self.load(checked.sources)
@@ -150,6 +162,17 @@ class Preparation:
         except RequestError as error:
             raise ApiError(error.status, f"{where}: {error}", param=error.param or where) from error
 
+    async def check_form(self, exchange: Exchange, request: ChoiceFields, params: SamplingParams) -> None:
+        """Check the form that an output is to have, which may take seconds; from then on it is known.
+
+        Raises:
+            ApiError, CorellmError: outputs cannot be held to it; names the client's field.
+        """
+        if params.constraint is not None:
+            with form_errors(request):
+                check = partial(self._client.input_processor.check_params, params)
+                await self.in_pool(exchange, check, takes_long=True)
+
     def check_fit(self, prompt: ProcessedPrompt, params: SamplingParams, *, is_capped: bool, where: str) -> None:
         """Check a request against the model: token ids of its parameters, and the length of prompt and output.
 
@@ -230,12 +253,19 @@ class Preparation:
         _allowed("mm_processor_kwargs", request.mm_processor_kwargs, options.allowed_mm_processor_kwargs)
         given = {
             "chat_template": request.chat_template,
-            "chat_template_kwargs": request.chat_template_kwargs,
+            "chat_template_kwargs": self._variables(request) or None,
             "add_generation_prompt": request.add_generation_prompt,
             "continue_final_message": request.continue_final_message,
             "max_window_size": self._window(request),
         }
         return {name: value for name, value in given.items() if value is not None}
+
+    def _variables(self, request: TemplateFields) -> dict[str, Any]:
+        """Variables of the template: the client's, and whether and how long to think if the template takes that."""
+        template = request.chat_template or self._client.input_processor.chat_template or ""
+        of_effort = {"reasoning_effort": request.effort, "enable_thinking": request.thinks}
+        taken = {name: value for name, value in of_effort.items() if value is not None and name in template}
+        return taken | (request.chat_template_kwargs or {})
 
     def _window(self, request: TemplateFields) -> int | None:
         """Most tokens of a conversation's prompt; None for as many as the model takes."""

@@ -11,8 +11,10 @@ from corellm_server.limits import RequestLimits
 from corellm_server.requests.audio import TranscriptionRequest
 from corellm_server.requests.chat import ChatRequest
 from corellm_server.requests.completions import CompletionRequest
+from corellm_server.requests.forms import form_of
+from corellm_server.requests.messages import MessagesRequest
 from corellm_server.requests.responses import ResponsesRequest
-from corellm_server.requests.sampling import CompletionFields, SamplingFields
+from corellm_server.requests.sampling import ChoiceFields, CompletionFields
 
 _DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's, for `/v1/completions`."""
@@ -73,6 +75,15 @@ def responses_params(request: ResponsesRequest, defaults: SamplingParams, limits
     return _params(request, defaults, limits, "max_output_tokens", max_tokens, logprobs)
 
 
+def messages_params(request: MessagesRequest, defaults: SamplingParams, limits: RequestLimits) -> SamplingParams:
+    """The parameters of a message.
+
+    Raises:
+        ApiError, InvalidParameterError: a value out of range; names the field.
+    """
+    return _params(request, defaults, limits, "max_tokens", request.max_tokens, None, stop_name="stop_sequences")
+
+
 def transcription_params(
     request: TranscriptionRequest, defaults: SamplingParams, limits: RequestLimits
 ) -> SamplingParams:
@@ -91,19 +102,21 @@ def transcription_params(
 
 
 def _params(
-    request: SamplingFields,
+    request: ChoiceFields,
     defaults: SamplingParams,
     limits: RequestLimits,
     length_name: str,
     max_tokens: int | None,
     logprobs: int | None,
+    stop_name: str = "stop",
 ) -> SamplingParams:
-    stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    given_stop = getattr(request, stop_name)
+    stop = [given_stop] if isinstance(given_stop, str) else given_stop or []
     if isinstance(request, CompletionFields):
         _at_most("n", request.n, limits.max_n)
         if request.stream_options is not None and not request.stream:
             raise ApiError(400, "stream_options needs stream: true", param="stream_options")
-    _at_most("stop", len(stop), limits.max_stop, "strings")
+    _at_most(stop_name, len(stop), limits.max_stop, "strings")
     for name, (most, unit) in _MOST_OF_LISTS.items():
         _at_most(name, len(getattr(request, name) or ()), most, unit)
     _at_most("temperature", request.temperature, limits.max_temperature)
@@ -115,7 +128,9 @@ def _params(
         for name in type(request).model_fields
         if name in SamplingParams.__dataclass_fields__ and getattr(request, name) is not None
     }
-    given |= {"stop": stop, "logprobs": logprobs, "max_tokens": max_tokens}
+    given |= {
+        "stop": stop, "logprobs": logprobs, "max_tokens": max_tokens, "structured_outputs": form_of(request),
+    }  # fmt: skip
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     return replace(defaults, **given, output_kind=kind)
 

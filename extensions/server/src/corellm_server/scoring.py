@@ -97,7 +97,7 @@ class Scorer:
                 if len(one) > 1:
                     raise ApiError(400, f"{where}: an object with content has nothing else", param=where)
             message = {"role": "user", "content": content}
-            sides.append(Side(where, check_messages([message], limits, item_limits, field=name, skip=-index), side))
+            sides.append(Side(where, check_messages([message], limits, item_limits, field=name, numbers=[index]), side))
         return sides
 
     async def _load(self, sides: Sequence[Side]) -> None:

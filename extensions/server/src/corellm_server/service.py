@@ -19,6 +19,7 @@ from corellm_server.intake import Intake
 from corellm_server.media_sources import Fetcher
 from corellm_server.metrics import ServerMetrics
 from corellm_server.options import ServerConfig, ServerOptions
+from corellm_server.output_forms import OutputForms
 from corellm_server.preparation import Preparation
 from corellm_server.uploads import Uploads
 from corellm_server.uses import check_tasks
@@ -61,6 +62,7 @@ class Service:
         self.intake = Intake(options.max_queue, config.limits.max_held_bytes, uploads)
         self.metrics = ServerMetrics()
         self.preparation = Preparation(client, config, fetcher)
+        self.forms = OutputForms(client.input_processor, options)
         self._fetcher = fetcher
         self.tracing = tracing
 

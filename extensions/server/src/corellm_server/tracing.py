@@ -31,6 +31,7 @@ _CLOSE_SECONDS = 1.0
 _OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/responses": "chat",
+    "/v1/messages": "chat",
     "/v1/completions": "text_completion",
     "/v1/audio/transcriptions": "chat",
     "/v1/audio/translations": "chat",

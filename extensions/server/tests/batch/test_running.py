@@ -57,8 +57,11 @@ def batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
         application = FakeApplication(endpoint)
         monkeypatch.setattr("corellm_server.batch.running.make_app", lambda service: application)
         monkeypatch.setattr("corellm_server.service.Preparation", lambda *_: SimpleNamespace(close=lambda: None))
+        monkeypatch.setattr("corellm_server.service.OutputForms", lambda *_: None)
         written(tmp_path / "requests.jsonl", (line(f"r{i}", {"id": f"r{i}"}) for i in range(num)))
-        return Batch(SimpleNamespace(dead="killed"), tmp_path, **{"max_queue": 4, **options}), application
+        return Batch(
+            SimpleNamespace(dead="killed", input_processor=None), tmp_path, **{"max_queue": 4, **options}
+        ), application
 
     return make
 
@@ -203,7 +206,7 @@ def test_an_output_of_another_input(batch: Any) -> None:
     for others in (["r1", "r0"], [f"x{i}" for i in range(20)], ["r0", "r1"], []):
         written(run.input, (line(custom_id, {"id": custom_id}) for custom_id in others))
         with pytest.raises(ConfigError, match=r"result \d+ .*'r\d'"):
-            Batch(SimpleNamespace(), run.input.parent).run()
+            Batch(SimpleNamespace(input_processor=None), run.input.parent).run()
         assert run.output.read_bytes() == before
 
 

@@ -180,13 +180,13 @@ class Subject:
     @property
     def chat_template(self) -> str | None:
         """The checkpoint's chat template, as the adapter's processor or tokenizer gives it."""
-        return self.inputs._chat_template
+        return self.inputs.chat_template
 
     def chatting(self, *, template: bool) -> InputProcessor:
         """Return `fresh`, with the checkpoint's chat template or without any."""
         inputs = self.fresh()
         if not template:
-            inputs._chat_template = None
+            inputs.chat_template = None
         return inputs
 
     def text_of(self, chat: ProcessedPrompt) -> str:

@@ -15,7 +15,7 @@ from corellm.known_fields import Absent
 
 _ONE_DEVICE = "a model runs on one device; start one server for each, behind a proxy"
 _NO_LORA = "LoRA adapters cannot be served yet; merge the adapter into the checkpoint (peft: merge_and_unload)"
-_NO_TOOLS = "models cannot be given tools yet; describe them in a message and read the text"
+_TOOLS = "tools are taken where the form of calls is known: from the chat template, or by --tool-call-parser"
 _CORS = "use --cors-origins; headers and methods that the server takes are let in with them"
 _LOGS = "use --log-level; each request is logged in one line, without its content"
 _MODEL = "name the model as the first word: corellm serve MODEL"
@@ -23,9 +23,10 @@ _NO_CODE = "no code is loaded by its name; write an extension plugin (corellm.ex
 _NO_CLIENT_CERTIFICATES = "clients are known by --api-key; for certificates of clients put a proxy before the server"
 
 SERVER_FLAGS: dict[str, Absent] = {
-    "enable_auto_tool_choice": Absent((False,), _NO_TOOLS),
-    **dict.fromkeys(("tool_call_parser", "tool_parser_plugin", "tool_server"), Absent(("",), _NO_TOOLS)),
-    "exclude_tools_when_tool_choice_none": Absent((True, False), _NO_TOOLS),
+    "enable_auto_tool_choice": Absent((True, False), _TOOLS),
+    **dict.fromkeys(("tool_parser_plugin", "reasoning_parser_plugin"), Absent(("",), _NO_CODE)),
+    "tool_server": Absent(("",), "the client runs tools"),
+    "exclude_tools_when_tool_choice_none": Absent((True,), "they are left out with tool_choice none"),
     "chat_template": Absent(
         (), "put it into the model's directory (chat_template.jinja), or let requests bring theirs "
         "(--allow-request-templates)"

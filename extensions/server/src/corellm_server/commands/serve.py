@@ -1,4 +1,4 @@
-"""`corellm serve MODEL`: an HTTP server that OpenAI's clients can use."""
+"""`corellm serve MODEL`: an HTTP server that OpenAI's and Anthropic's clients can use."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("corellm_server")
 
 _HELP = """\
-Serve a model over HTTP: /v1/chat/completions, /v1/responses, /v1/completions, /v1/audio/transcriptions, or of a model
-that pools /v1/embeddings, /classify, /score, /rerank and /pooling; and /v1/models, /tokenize, /detokenize, /health,
-/ready, /version, /openapi.json and /metrics. Only this machine can reach the server, nothing is fetched and no file is
-read for a request, unless options say so."""
+Serve a model over HTTP: /v1/chat/completions, /v1/responses, /v1/messages, /v1/completions, /v1/audio/transcriptions,
+or of a model that pools /v1/embeddings, /classify, /score, /rerank and /pooling; and /v1/models, /tokenize,
+/detokenize, /health, /ready, /version, /openapi.json and /metrics. Only this machine can reach the server, nothing is
+fetched and no file is read for a request, unless options say so."""
 
 _EPILOG = """\
 examples:

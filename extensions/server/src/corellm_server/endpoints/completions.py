@@ -34,7 +34,9 @@ def completion_routes(service: Service) -> APIRouter:
         """Complete prompts."""
         exchange = exchange_of(request.scope)
         model = service.check_model(body.model, "generate")
-        params = completion_params(body, service.client.get_default_sampling_params(), service.config.limits)
+        defaults = service.client.get_default_sampling_params()
+        params = await exchange.aside(lambda: completion_params(body, defaults, service.config.limits))
+        await service.preparation.check_form(exchange, body, params)
         given = body.prompts
         prompts = await _prepare(service, body, given, exchange, params)
         response = CompletionResponse(

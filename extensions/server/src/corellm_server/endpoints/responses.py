@@ -13,14 +13,16 @@ from corellm.sampling_params import SamplingParams
 from corellm_server.endpoints.replies import ERRORS, STREAM, JsonBody, json_response
 from corellm_server.exchange import exchange_of
 from corellm_server.requests.responses import ResponsesRequest
+from corellm_server.requests.tools import demand_of, given_tools, strict_place
 from corellm_server.responses.events import EventStream, encoded
 from corellm_server.responses.model_response import ModelResponse
 from corellm_server.sampling import responses_params
 from corellm_server.service import Service
 
+_Item = types.ResponseOutputMessage | types.ResponseFunctionToolCall | types.ResponseReasoningItem
 TextResponse = create_model(
-    "Response", __base__=types.Response, __doc__="One message of text.", instructions=(str | None, None),
-    output=(list[types.ResponseOutputMessage], ...), tools=(list[object], ...), tool_choice=(str, ...),
+    "Response", __base__=types.Response, __doc__="Messages, reasoning and calls.", instructions=(str | None, None),
+    output=(list[_Item], ...), tools=(list[object], ...), tool_choice=(str, ...),
 )  # fmt: skip
 """OpenAI's type without kinds of outputs and tools that there are not, which the OpenAPI document would list."""
 
@@ -36,11 +38,23 @@ def response_routes(service: Service) -> APIRouter:
         """Complete a conversation, as a model response."""
         exchange = exchange_of(request.scope)
         model = service.check_model(body.model, "generate")
-        params = responses_params(body, service.client.get_default_sampling_params(), service.config.limits)
-        prompt = await service.preparation.conversation(exchange, body, priority=body.priority)
+        defaults = service.client.get_default_sampling_params()
+        params = await exchange.aside(lambda: responses_params(body, defaults, service.config.limits))
+        tools = given_tools(body.tools, body.tool_choice, service.config.limits.max_tools)
+        demand = demand_of(tools, body.tool_choice, body.parallel_tool_calls)
+        form = await exchange.aside(
+            lambda: service.forms.of(tools, body.chat_template, demand=demand, strict=strict_place(body.tools))
+        )
+        params = await exchange.aside(lambda: form.holding(params))
+        await service.preparation.check_form(exchange, body, params)
+        prompt = await service.preparation.conversation(exchange, body, priority=body.priority, tools=tools)
         is_capped = body.max_output_tokens is not None
         service.preparation.check_fit(prompt, params, is_capped=is_capped, where="input")
-        response = ModelResponse(_settings(body, model, params), params.logprobs)
+        form = form.after(prompt.text, params, is_begun=body.is_begun)
+        params = form.params(params)
+        response = ModelResponse(
+            _settings(body, model, params), params.logprobs, form, one_call=body.parallel_tool_calls is False
+        )
         if body.stream:
             exchange.error_events = lambda error: b"".join(map(encoded, response.failure(error)))
             return await EventStream.begun(service.generate(exchange, prompt, params), response.events)
@@ -57,9 +71,14 @@ def _settings(body: ResponsesRequest, model: str, params: SamplingParams) -> dic
         "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata or {},
         "temperature": params.temperature,
+        "text": {"format": (body.text and body.text.format) or {"type": "text"}},
         "top_p": params.top_p,
         "top_logprobs": params.logprobs or 0,
         "truncation": body.truncation or "disabled",
         "presence_penalty": params.presence_penalty,
         "frequency_penalty": params.frequency_penalty,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "reasoning": {"effort": body.effort, "summary": None},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": body.tools or [],
     }

@@ -39,6 +39,7 @@ _KINDS = {
     "model_type": "an object",
     "model_attributes_type": "an object",
     "too_short": "a list that is not empty",
+    "string_too_short": "a string that is not empty",
     "int_parsing": "an integer",
     "float_parsing": "a number",
     "bool_parsing": "true or false",

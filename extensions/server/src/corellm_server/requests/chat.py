@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import WithJsonSchema
 
@@ -12,11 +12,11 @@ from corellm_server.conversation import messages_schema
 from corellm_server.requests.body import FIRST_ERROR, Body
 from corellm_server.requests.sampling import CompletionFields
 
-NO_TOOLS = "models cannot be given tools yet; describe them in a message and read the text"
-NO_GUIDES = "outputs cannot be held to a format yet; state it in a message and check the output"
+_USE_TOOLS = "functions are given as tools"
 _TEXT_ONLY = "models generate text only"
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Messages = Annotated[list[dict[str, Any]], FIRST_ERROR, WithJsonSchema(messages_schema())]
 """Messages that are checked later, by `check_messages`."""
 
@@ -41,9 +41,33 @@ class TemplateFields(Body):
     """Most tokens of the prompt: the oldest turns are left out until it fits."""
 
     @property
-    def num_instructions(self) -> int:
-        """How many messages come before those of the field."""
-        return 0
+    def turns(self) -> list[dict[str, Any]]:
+        """The conversation as chat's messages.
+
+        Raises:
+            ApiError: something that no message can have; names it.
+        """
+        raise NotImplementedError
+
+    @property
+    def numbers(self) -> Sequence[int] | None:
+        """Which of the field's elements each message comes from; None where they are the messages."""
+        return None
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the output goes on with the last message."""
+        return self.continue_final_message is True or self.turns[-1].get("prefix") is True
+
+    @property
+    def effort(self) -> str | None:
+        """How long to think; None if the request does not say."""
+        return None
+
+    @property
+    def thinks(self) -> bool | None:
+        """Whether to think; None if the request does not say."""
+        return False if self.effort == "none" else None
 
     @property
     def num_reserved(self) -> int | None:
@@ -57,6 +81,11 @@ class Conversation(TemplateFields):
     messages: Messages
     """The conversation: roles, and content as text or parts."""
 
+    @property
+    def turns(self) -> list[dict[str, Any]]:
+        """The conversation as it is."""
+        return self.messages
+
 
 class ChatRequest(Conversation, CompletionFields):
     """`POST /v1/chat/completions`."""
@@ -64,11 +93,9 @@ class ChatRequest(Conversation, CompletionFields):
     IGNORED: ClassVar[Mapping[str, str]] = {
         "add_special_tokens": "whether the tokenizer's special tokens go before a template's; they are there once",
         "metadata": "labels of stored completions",
-        "parallel_tool_calls": "several tool calls at once",
         "prompt_cache_key": "which cache to use; equal prefixes always share",
         "prompt_cache_options": "how to use a cache",
         "prompt_cache_retention": "how long a prefix is cached",
-        "reasoning_effort": "how long to think",
         "safety_identifier": "whose request it is",
         "service_tier": "how fast and how expensive",
         "store": "whether to keep the completion; nothing is kept",
@@ -79,23 +106,24 @@ class ChatRequest(Conversation, CompletionFields):
         **CompletionFields.REFUSED,
         "audio": Absent((), _TEXT_ONLY),
         "echo": Absent((False,), "an output goes on with the last message by continue_final_message"),
-        "function_call": Absent(("none", "auto"), NO_TOOLS),
-        "functions": Absent(([],), NO_TOOLS),
-        "include_reasoning": Absent((True,), "reasoning is not told apart from the output; split its text yourself"),
+        "function_call": Absent(("none", "auto"), f"{_USE_TOOLS}, and chosen by tool_choice"),
+        "functions": Absent(([],), _USE_TOOLS),
         "modalities": Absent((["text"],), _TEXT_ONLY),
         "moderation": Absent((), "nothing is moderated"),
         "prediction": Absent((), "predicted outputs are not used"),
-        "response_format": Absent(({"type": "text"},), NO_GUIDES),
-        "tool_choice": Absent(("none", "auto"), NO_TOOLS),
-        "tools": Absent(([],), NO_TOOLS),
         "web_search_options": Absent((), "there is no web search"),
-        "guided_json": Absent((), NO_GUIDES),
-        "guided_regex": Absent((), NO_GUIDES),
-        "guided_choice": Absent((), NO_GUIDES),
-        "guided_grammar": Absent((), NO_GUIDES),
-        "structured_outputs": Absent((), NO_GUIDES),
     }
 
+    tools: Annotated[list[Any], FIRST_ERROR] | None = None
+    """Functions that the model may call, with JSON schemas of their arguments; the client runs them."""
+    tool_choice: str | dict[str, Any] | None = None
+    """`auto`, `none` for a model that is not told of the tools, `required`, or an object that names one to call."""
+    parallel_tool_calls: bool | None = None
+    """Whether a reply may have several calls; if not, all but the first are left out."""
+    reasoning_effort: Effort | None = None
+    """How long to think, for templates that take it; `none` also for those that take `enable_thinking`."""
+    include_reasoning: bool | None = None
+    """Whether to report what the model thought; by default yes."""
     max_completion_tokens: int | None = None
     """Most tokens to generate; replaces `max_tokens`."""
     logprobs: bool | None = None
@@ -106,3 +134,8 @@ class ChatRequest(Conversation, CompletionFields):
     """Report log-probabilities of the prompt's tokens, of this many most likely ones each; not with `stream`."""
     return_token_ids: bool | None = None
     """Report the token ids of the prompt and of the output."""
+
+    @property
+    def effort(self) -> str | None:
+        """How long to think; None if the request does not say."""
+        return self.reasoning_effort

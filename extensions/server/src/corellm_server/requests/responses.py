@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from openai.types.responses import ResponseIncludable
@@ -11,8 +12,8 @@ from pydantic import Field
 from corellm.known_fields import Absent
 from corellm_server.errors import ApiError
 from corellm_server.requests.body import FIRST_ERROR, Body
-from corellm_server.requests.chat import NO_GUIDES, NO_TOOLS, TemplateFields
-from corellm_server.requests.items import to_message
+from corellm_server.requests.chat import Effort, TemplateFields
+from corellm_server.requests.items import to_messages
 from corellm_server.requests.sampling import SamplingFields
 
 _Label = Annotated[str, Field(max_length=64)]
@@ -24,7 +25,24 @@ class TextConfig(Body):
 
     WITHIN: ClassVar[str] = "text."
     IGNORED: ClassVar[Mapping[str, str]] = {"verbosity": "how much to write"}
-    REFUSED: ClassVar[Mapping[str, Absent]] = {"format": Absent(({"type": "text"},), NO_GUIDES)}
+
+    format: dict[str, Any] | None = None
+    """The form of the output: `{"type": "text"}`, `json_object`, or `json_schema` with its `schema`."""
+
+
+class ReasoningConfig(Body):
+    """`reasoning`."""
+
+    WITHIN: ClassVar[str] = "reasoning."
+    IGNORED: ClassVar[Mapping[str, str]] = {
+        "context": "which earlier reasoning counts",
+        "generate_summary": "how to sum up",
+        "mode": "which way to think",
+        "summary": "how to sum up; reasoning is reported as it is",
+    }
+
+    effort: Effort | None = None
+    """How long to think, for templates that take it."""
 
 
 class ResponsesRequest(TemplateFields, SamplingFields):
@@ -36,11 +54,9 @@ class ResponsesRequest(TemplateFields, SamplingFields):
         "background_options": "how to run in the background",
         "image": "how images are compressed",
         "max_tool_calls": "how many tool calls",
-        "parallel_tool_calls": "several tool calls at once",
         "prompt_cache_key": "which cache to use; equal prefixes always share",
         "prompt_cache_options": "how to use a cache",
         "prompt_cache_retention": "how long a prefix is cached",
-        "reasoning": "how long to think",
         "safety_identifier": "whose request it is",
         "service_tier": "how fast and how expensive",
         "store": "whether to keep the response; nothing is kept",
@@ -55,8 +71,6 @@ class ResponsesRequest(TemplateFields, SamplingFields):
         "moderation": Absent((), "nothing is moderated"),
         "previous_response_id": Absent((), _NOT_KEPT),
         "prompt": Absent((), "there are no stored prompts; send input and instructions"),
-        "tool_choice": Absent(("none", "auto"), NO_TOOLS),
-        "tools": Absent(([],), NO_TOOLS),
     }
 
     input: str | list[Any]
@@ -73,8 +87,16 @@ class ResponsesRequest(TemplateFields, SamplingFields):
     """Labels that the response repeats."""
     truncation: Literal["auto", "disabled"] | None = None
     """Whether the oldest turns are left out where prompt and output would be too long (`auto`)."""
+    tools: Annotated[list[Any], FIRST_ERROR] | None = None
+    """Functions that the model may call, with JSON schemas of their arguments; the client runs them."""
+    tool_choice: str | dict[str, Any] | None = None
+    """`auto`, `none` for a model that is not told of the tools, `required`, or an object that names one to call."""
+    parallel_tool_calls: bool | None = None
+    """Whether a response may have several calls; if not, all but the first are left out."""
+    reasoning: ReasoningConfig | None = None
+    """How long to think (`effort`)."""
     text: TextConfig | None = None
-    """The output's `format`, which must be `{"type": "text"}`."""
+    """The form of the output."""
 
     @property
     def wants_logprobs(self) -> bool:
@@ -82,23 +104,33 @@ class ResponsesRequest(TemplateFields, SamplingFields):
         return "message.output_text.logprobs" in (self.include or ())
 
     @property
-    def messages(self) -> list[dict[str, Any]]:
+    def turns(self) -> list[dict[str, Any]]:
         """The conversation as chat's messages.
 
         Raises:
             ApiError: an item or part that no message can have; names it.
         """
-        first = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
-        if isinstance(self.input, str):
-            return [*first, {"role": "user", "content": self.input}]
-        if not self.input:
-            raise ApiError(400, "input must have at least one item", param="input")
-        return [*first, *(to_message(f"input[{i}]", item) for i, item in enumerate(self.input))]
+        return self._numbered[0]
 
     @property
-    def num_instructions(self) -> int:
-        """How many messages come before those of the field."""
-        return int(self.instructions is not None)
+    def numbers(self) -> list[int]:
+        """Which item each message begins with."""
+        return self._numbered[1]
+
+    @cached_property
+    def _numbered(self) -> tuple[list[dict[str, Any]], list[int]]:
+        first = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        if isinstance(self.input, str):
+            return [*first, {"role": "user", "content": self.input}], [*range(-len(first), 1)]
+        if not self.input:
+            raise ApiError(400, "input must have at least one item", param="input")
+        messages, numbers = to_messages(self.input)
+        return [*first, *messages], [*range(-len(first), 0), *numbers]
+
+    @property
+    def effort(self) -> str | None:
+        """How long to think; None if the request does not say."""
+        return None if self.reasoning is None else self.reasoning.effort
 
     @property
     def num_reserved(self) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from corellm.known_fields import Absent
 from corellm_server.requests.body import FIRST_ERROR, Body
@@ -33,10 +33,8 @@ OF_OTHERS = {
 """Parameters of other servers, which clients send with values that ask for nothing."""
 
 
-class SamplingFields(Body):
-    """How to choose tokens, when to stop and how to send them."""
-
-    REFUSED: ClassVar[Mapping[str, Absent]] = OF_OTHERS
+class ChoiceFields(Body):
+    """How to choose tokens and how to send them; each API has its own names for when to stop."""
 
     model: str
     """A name of `/v1/models`."""
@@ -52,8 +50,6 @@ class SamplingFields(Body):
     """Added to the logits of token ids."""
     seed: int | None = None
     """Makes sampling repeat exactly."""
-    stop: str | Annotated[list[str], FIRST_ERROR] | None = None
-    """Up to four strings that end the output."""
     stream: bool | None = None
     """Send the output as events while it is generated."""
 
@@ -79,8 +75,27 @@ class SamplingFields(Body):
     """Leave special tokens out of the text."""
     spaces_between_special_tokens: bool | None = None
     """Spaces between special tokens that are kept."""
+    guided_json: str | dict[str, Any] | None = None
+    """The output is JSON of this schema; as `structured_outputs.json`."""
+    guided_regex: str | None = None
+    """The output matches this regex."""
+    guided_choice: Annotated[list[str], FIRST_ERROR] | None = None
+    """The output is one of these."""
+    guided_grammar: str | None = None
+    """The output is of this grammar, in Lark's notation or GBNF."""
+    structured_outputs: dict[str, Any] | None = None
+    """The form of the output: the fields of `StructuredOutputsParams`."""
     priority: int | None = None
     """Lower runs first, if the server schedules by priority."""
+
+
+class SamplingFields(ChoiceFields):
+    """The same, and when to stop as OpenAI has it."""
+
+    REFUSED: ClassVar[Mapping[str, Absent]] = OF_OTHERS
+
+    stop: str | Annotated[list[str], FIRST_ERROR] | None = None
+    """Up to four strings that end the output."""
 
 
 class CompletionFields(SamplingFields):
@@ -92,6 +107,8 @@ class CompletionFields(SamplingFields):
     """Most tokens to generate."""
     stream_options: StreamOptions | None = None
     """With `stream` only."""
+    response_format: dict[str, Any] | None = None
+    """The form of the output: `{"type": "text"}`, `json_object`, or `json_schema` with `json_schema.schema`."""
 
     @property
     def usage_options(self) -> dict[str, bool]:

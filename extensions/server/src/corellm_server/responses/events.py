@@ -1,4 +1,4 @@
-"""Server-sent events: a stream of JSON objects that ends with `[DONE]`, or with an error.
+"""Server-sent events: a stream of JSON objects that ends as its API has it (`[DONE]`), or with an error.
 
 A slow reader holds up the stream, not the engine: outputs that it did not read yet are joined.
 """
@@ -17,7 +17,6 @@ from corellm_server.errors import as_api_error
 from corellm_server.exchange import EVENTS, exchange_of
 
 _Output = TypeVar("_Output")
-_DONE = b"data: [DONE]\n\n"
 _LINE_SEPARATORS = (("\u2028".encode(), b"\\u2028"), ("\u2029".encode(), b"\\u2029"), ("\x85".encode(), b"\\u0085"))
 """Separators of Unicode at which clients that read with `str.splitlines` would end an event, and their escapes."""
 _HEADERS = [
@@ -70,7 +69,7 @@ class EventStream(Response):
             except Exception as error:
                 await exchange.fail(as_api_error(error))
             else:
-                await send({"type": "http.response.body", "body": _DONE})
+                await send({"type": "http.response.body", "body": exchange.dialect.end})
 
 
 async def _events(

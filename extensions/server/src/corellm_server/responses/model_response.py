@@ -4,56 +4,74 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from corellm.outputs import CompletionOutput, RequestOutput
 from corellm_server.errors import ApiError
+from corellm_server.output_forms import OutputForm
+from corellm_server.parsing.pieces import Piece, Text
 from corellm_server.responses.logprobs import text_logprobs
+from corellm_server.responses.message import GrowingMessage
+from corellm_server.responses.output_items import Event, OutputItem, item_of, text_of
 from corellm_server.responses.usage import Usage, finish_reason
 
 _FIXED: Mapping[str, Any] = {
-    "background": False, "max_tool_calls": None, "parallel_tool_calls": True, "previous_response_id": None,
-    "reasoning": {"effort": None, "summary": None}, "service_tier": "default", "store": False,
-    "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [],
+    "background": False, "max_tool_calls": None, "previous_response_id": None, "service_tier": "default",
+    "store": False,
 }  # fmt: skip
 """What a response says of fields that have no effect."""
 
 
 class ModelResponse:
-    """Makes the response to one request: one message, of one text.
+    """Makes the response to one request: messages, reasoning and calls, as the model wrote them.
 
     Args:
         settings: the request's fields that the response repeats.
         num_top: how many most likely tokens to report; None for no log-probabilities.
+        form: how the output is read.
+        one_call: whether it has one call at most.
     """
 
-    def __init__(self, settings: Mapping[str, Any], num_top: int | None) -> None:
+    def __init__(
+        self, settings: Mapping[str, Any], num_top: int | None, form: OutputForm, *, one_call: bool = False
+    ) -> None:
         self.usage = Usage()
-        self._id, self._item_id = f"resp_{uuid.uuid4().hex}", f"msg_{uuid.uuid4().hex}"
+        self._id = f"resp_{uuid.uuid4().hex}"
         self._settings, self._num_top = settings, num_top
         self._created = int(time.time())
-        self._texts: list[str] = []
+        self._said = GrowingMessage(form, one_call=one_call)
+        self._is_parsed = form.parser() is not None
+        self._items: list[OutputItem] = []
         self._logprobs: list[dict[str, Any]] = []
+        """Those of tokens whose text has not come yet."""
         self._num_events = 0
 
     def whole(self, output: RequestOutput) -> dict[str, Any]:
         """The response to a finished request, as OpenAI's `Response`."""
         self.usage.add_prompt(output)
-        self._take(output.outputs[0])
-        return self._finished(_status(output.outputs[0]))
+        completion = output.outputs[0]
+        for _ in self._take(completion):
+            pass
+        for _ in self._with_an_item():
+            pass
+        return self._finished(_status(completion))
 
     def events(self, output: RequestOutput) -> Iterator[dict[str, Any]]:
         """The events for what is new, as OpenAI's `ResponseStreamEvent`."""
         if not self._num_events:
             self.usage.add_prompt(output)
-            yield from self._beginning()
+            yield self._event("created", response=self._response("in_progress", []))
+            yield self._event("in_progress", response=self._response("in_progress", []))
+            if not self._is_parsed:
+                yield from self._numbered(self._with_an_item())
         completion = output.outputs[0]
-        logprobs = self._take(completion)
-        if completion.text or logprobs:
-            yield self._event("output_text.delta", **self._place, delta=completion.text, logprobs=logprobs)
+        yield from self._numbered(self._take(completion))
         if completion.finished:
-            yield from self._end(_status(completion))
+            status = _status(completion)
+            yield from self._numbered(self._with_an_item())
+            yield from self._numbered(self._items[-1].end(status))
+            yield self._event(status, response=self._finished(status))
 
     def failure(self, error: ApiError) -> Iterator[dict[str, Any]]:
         """The events that end a stream which failed."""
@@ -61,36 +79,54 @@ class ModelResponse:
         fields = {name: detail[name] for name in ("code", "message", "param")}  # OpenAI's own clients read `error`
         yield {**fields, "type": "error", "sequence_number": self._num_events, "error": detail}
         self._num_events += 1
-        failed = self._response("failed", [self._item("incomplete")])
+        failed = self._response("failed", self._output("incomplete"))
         yield self._event(
             "failed", response={**failed, "error": {"code": "server_error", "message": detail["message"]}}
         )
 
-    def _beginning(self) -> Iterator[dict[str, Any]]:
-        yield self._event("created", response=self._response("in_progress", []))
-        yield self._event("in_progress", response=self._response("in_progress", []))
-        item = {**self._item("in_progress"), "content": []}
-        yield self._event("output_item.added", output_index=0, item=item)
-        yield self._event("content_part.added", **self._place, part=self._part())
-
-    def _end(self, status: str) -> Iterator[dict[str, Any]]:
-        yield self._event("output_text.done", **self._place, text=self._text, logprobs=self._logprobs)
-        yield self._event("content_part.done", **self._place, part=self._part())
-        yield self._event("output_item.done", output_index=0, item=self._item(status))
-        yield self._event(status, response=self._finished(status))
-
-    def _take(self, completion: CompletionOutput) -> list[dict[str, Any]]:
-        """Add what is new; return its log-probabilities."""
-        new = [] if self._num_top is None else text_logprobs(completion, self._num_top)
-        self._texts.append(completion.text)
-        self._logprobs += new
+    def _take(self, completion: CompletionOutput) -> Iterator[Event]:
+        """Add what is new of the completion."""
+        if self._num_top is not None:
+            self._logprobs += text_logprobs(completion, self._num_top)
+        pieces = self._said.take(completion)
         self.usage.add_outputs([completion])
-        return new
+        self.usage.num_reasoning_tokens = self._said.num_reasoning_tokens
+        if not pieces and self._logprobs and not self._is_parsed:
+            pieces = [Text("")]  # a token without text has a log-probability, too
+        for piece in pieces:
+            yield from self._add(piece)
+
+    def _add(self, piece: Piece) -> Iterator[Event]:
+        if not self._items or not self._items[-1].takes(piece):
+            if self._items:
+                yield from self._items[-1].end("completed")
+            self._items.append(item_of(piece, len(self._items)))
+            yield from self._items[-1].beginning()
+        if text_of(piece) or self._logprobs:
+            is_text = isinstance(piece, Text)
+            new, self._logprobs = (self._logprobs, []) if is_text else ([], self._logprobs)
+            if text_of(piece) or new:
+                yield self._items[-1].add(text_of(piece), new)
+
+    def _with_an_item(self) -> Iterator[Event]:
+        """Begin a message, if there is no item: no output is without one."""
+        if not self._items:
+            self._items.append(OutputItem(0))
+            yield from self._items[-1].beginning()
+
+    def _numbered(self, events: Iterable[Event]) -> Iterator[dict[str, Any]]:
+        for kind, fields in events:
+            yield self._event(kind, **fields)
+
+    def _output(self, status: str) -> list[dict[str, Any]]:
+        """All items; the last one may not be complete."""
+        *earlier, last = self._items or [OutputItem(0)]
+        return [*(item.whole("completed") for item in earlier), last.whole(status)]
 
     def _finished(self, status: str) -> dict[str, Any]:
         reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
-            **self._response(status, [self._item(status)]),
+            **self._response(status, self._output(status)),
             "completed_at": int(time.time()) if status == "completed" else None,
             "incomplete_details": reason,
             "usage": self.usage.reported_as_input(),
@@ -102,22 +138,6 @@ class ModelResponse:
             "completed_at": None, "status": status, "error": None, "incomplete_details": None, "output": output,
             "usage": None,
         }  # fmt: skip
-
-    def _item(self, status: str) -> dict[str, Any]:
-        return {
-            "id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": [self._part()],
-        }  # fmt: skip
-
-    def _part(self) -> dict[str, Any]:
-        return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": self._logprobs}
-
-    @property
-    def _text(self) -> str:
-        return "".join(self._texts)
-
-    @property
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self._item_id, "output_index": 0, "content_index": 0}
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
         event = {"type": f"response.{kind}", "sequence_number": self._num_events, **fields}

@@ -21,6 +21,8 @@ class Usage:
     def __init__(self, *, at_end: bool = False, in_each: bool = False) -> None:
         self.num_prompt_tokens = self.num_cached_tokens = self.num_output_tokens = 0
         self.at_end, self._in_each = at_end, in_each
+        self.num_reasoning_tokens: int | None = None
+        """Of the output; None for a model that does not reason."""
         self._of_items: Counter[str] = Counter()
         """Tokens of prompts that stand for items, by modality."""
 
@@ -43,6 +45,11 @@ class Usage:
             "completion_tokens": self.num_output_tokens,
             "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
             "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens, **self._reported_items()},
+            **(
+                {}
+                if self.num_reasoning_tokens is None
+                else {"completion_tokens_details": {"reasoning_tokens": self.num_reasoning_tokens}}
+            ),
         }
 
     def in_event(self) -> dict[str, Any]:
@@ -61,8 +68,18 @@ class Usage:
                 **self._reported_items(),
             },
             "output_tokens": self.num_output_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self.num_reasoning_tokens or 0},
             "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
+        }
+
+    def reported_with_cache(self, *, tells_cached: bool) -> dict[str, int]:
+        """The numbers as Anthropic's `Usage`, where tokens that were read from the cache are no input tokens."""
+        num_read = self.num_cached_tokens if tells_cached else 0
+        return {
+            "input_tokens": self.num_prompt_tokens - num_read,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": num_read,
+            "output_tokens": self.num_output_tokens,
         }
 
     def reported_with_audio(self) -> dict[str, Any]:

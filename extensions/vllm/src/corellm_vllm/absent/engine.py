@@ -11,12 +11,12 @@ from corellm_vllm.absent.names import (
     NO_COMPILER,
     NO_CONNECTORS,
     NO_DRAFTS,
-    NO_GUIDES,
     NO_LORA,
     NO_SLEEP,
     NO_TRACING,
     NO_UPDATES,
     ONE_DEVICE,
+    REASONING,
 )
 
 _NO_QUANTIZATION = "quantized checkpoints cannot be served yet; take the one in bfloat16 or float16"
@@ -211,10 +211,9 @@ ENGINE_ARGUMENTS: dict[str, Absent] = {
     "enable_tower_connector_lora": Absent((None, False), NO_LORA),
     "enable_prompt_adapter": Absent((None, False), NO_LORA),
     # what comes out
-    "guided_decoding_backend": Absent((None, "auto", "xgrammar"), NO_GUIDES),
-    "structured_outputs_config": Absent((None, {}), NO_GUIDES),
-    "reasoning_parser": Absent((None, ""), "split the output's text yourself"),
-    "reasoning_parser_plugin": Absent((None, ""), "split the output's text yourself"),
+    "guided_decoding_backend": Absent((None, "auto", "guidance", "xgrammar"), "llguidance is the only one"),
+    "structured_outputs_config": Absent((None, {}), "llguidance holds outputs to forms, and has no settings"),
+    **dict.fromkeys(("reasoning_parser", "reasoning_parser_plugin"), Absent((None, ""), REASONING)),
     "enable_return_routed_experts": Absent((None, False), "outputs do not say which experts were chosen"),
     "logits_processors": Absent((None, []), LOGITS),
     "logits_processor_pattern": Absent((None,), LOGITS),

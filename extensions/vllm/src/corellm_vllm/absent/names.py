@@ -9,7 +9,6 @@ from corellm.known_fields import Absent
 
 ONE_DEVICE = "a model runs on one device; start one process per device and divide the prompts"
 NO_LORA = "LoRA adapters cannot be served yet; merge the adapter into the checkpoint (peft: merge_and_unload)"
-NO_GUIDES = "outputs cannot be held to a schema or grammar yet; state the format in the prompt and check the output"
 NO_SLEEP = "leave the `with` block (or call close()), which frees the device, and load the model again"
 NO_TRACING = (
     "a server exports traces: corellm serve --otlp-traces-endpoint; here, use RequestOutput.metrics, get_metrics() or "
@@ -19,19 +18,20 @@ NO_UPDATES = "weights cannot be exchanged from outside; use apply_model(function
 NO_DRAFTS = "there is no speculative decoding yet"
 NO_COMPILER = "nothing is compiled; GPUs replay CUDA graphs of decode steps unless enforce_eager=True"
 LOGITS = "use logit_bias, allowed_token_ids or bad_words of SamplingParams, or an extension's register_sampling"
+REASONING = "a server tells reasoning apart: corellm serve --reasoning-parser; here, split the output's text yourself"
 NO_CONNECTORS = "the KV cache is not shared between processes"
 
 REQUEST_ARGUMENTS: dict[str, Absent] = {
     "lora_request": Absent((None,), NO_LORA),
     "prompt_adapter_request": Absent((None,), NO_LORA),
-    "guided_options_request": Absent((None,), NO_GUIDES),
+    "guided_options_request": Absent((None,), "give structured_outputs to SamplingParams"),
     "prompt_token_ids": Absent((None,), "give the ids as prompts: generate([1, 2, 3]), generate([[1, 2], [3]])"),
     "tokenization_kwargs": Absent((None, {}), "tokenize yourself, and give the token ids as the prompt"),
     "chat_template_content_format": Absent((None, "auto"), "the format of contents is detected from the template"),
     "prompt_text": Absent((None,), "give the text as the prompt"),
     "trace_headers": Absent((None, {}), NO_TRACING),
     "data_parallel_rank": Absent((None, 0), ONE_DEVICE),
-    "reasoning_ended": Absent((None,), "there is no reasoning parser; split the output's text yourself"),
+    "reasoning_ended": Absent((None,), REASONING),
 }
 """Arguments of `generate` and `chat`."""
 
@@ -125,10 +125,7 @@ POOLING_ARGUMENTS: dict[str, Absent] = {
 
 NAMES: dict[str, Absent] = {
     "BeamSearchParams": Absent((), "there is no beam search; use SamplingParams(n=...)"),
-    "GuidedDecodingParams": Absent((), NO_GUIDES),
-    "StructuredOutputsParams": Absent((), NO_GUIDES),
     "ModelRegistry": Absent((), "models come as plugins: `corellm new-plugin`, or see the entry point corellm.models"),
-    "StructuredOuputsParams": Absent((), NO_GUIDES),
     "EmbedsPrompt": Absent((), "prompts are text or token ids; embeddings of items go into multi_modal_data"),
     "ExplicitEncoderDecoderPrompt": Absent((), "an encoder-decoder's encoder reads the prompt: give it as prompt"),
     "CompilationConfig": Absent((), NO_COMPILER),
@@ -137,7 +134,7 @@ NAMES: dict[str, Absent] = {
     "KVEventsConfig": Absent((), NO_CONNECTORS),
     "AttentionConfig": Absent((), "attention_backend= chooses the backend"),
     "SpeculativeConfig": Absent((), NO_DRAFTS),
-    "StructuredOutputsConfig": Absent((), NO_GUIDES),
+    "StructuredOutputsConfig": Absent((), "llguidance holds outputs to forms, and has no settings"),
     "ProfilerConfig": Absent((), "start_profile(trace_file) says where the trace goes"),
     "WeightTransferConfig": Absent((), NO_UPDATES),
     "VllmConfig": Absent((), "EngineArgs has all arguments, and engine.config of a loaded LLM their values"),
@@ -167,7 +164,7 @@ MODULES: dict[str, Absent] = {
     "model_executor": Absent((), "models come as plugins: `corellm new-plugin`, or see the entry point corellm.models"),
     "platforms": Absent((), "ask torch: torch.cuda and torch.version"),
     "plugins": Absent((), "plugins are found by the entry points corellm.models and corellm.extensions"),
-    "reasoning": Absent((), "there is no reasoning parser; split the output's text yourself"),
+    "reasoning": Absent((), REASONING),
     "tokenizers": Absent((), "use get_tokenizer() of a loaded LLM, or transformers.AutoTokenizer"),
     "transformers_utils": Absent((), "use get_tokenizer() of a loaded LLM, or transformers.AutoTokenizer"),
     "usage": Absent((), "leave it out: usage is not reported"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 from corellm.known_fields import Absent
 
 _BEAMS = "it belongs to beam search, which is not there yet"
-_STRUCTURE = "structured output is not there yet; allowed_token_ids limits the vocabulary"
 
 ABSENT_SAMPLING = {
     "best_of": Absent(
@@ -17,7 +16,6 @@ ABSENT_SAMPLING = {
     "early_stopping": Absent((False, None), _BEAMS),
     "extra_args": Absent((None, {}), "no sampler here takes any"),
     "flat_logprobs": Absent((False, None), "log-probabilities come as one dict per position"),
-    "guided_decoding": Absent((None,), _STRUCTURE),
     "length_penalty": Absent((1.0, None), _BEAMS),
     "logits_processors": Absent(
         (None, [], ()), "use logit_bias, allowed_token_ids or bad_words, or an extension's register_sampling"
@@ -28,8 +26,16 @@ ABSENT_SAMPLING = {
     "repetition_detection": Absent((None,), "use repetition_penalty"),
     "skip_reading_prefix_cache": Absent((None, False), "give the prompt a cache_salt of its own"),
     "stream_interval": Absent((None, 1), "use output_kind; outputs that are not read in time are joined"),
-    "structured_outputs": Absent((None,), _STRUCTURE),
     "thinking_token_budget": Absent((None, -1), "limit all tokens with max_tokens"),
     "use_beam_search": Absent((False, None), "beam search is not there yet; generate n completions"),
 }
 """By name; the first of the neutral values is the default."""
+
+ABSENT_OF_FORMS = {
+    "backend": Absent(
+        (None, "auto", "guidance", "lm-format-enforcer", "outlines", "xgrammar"), "llguidance is the only one"
+    ),
+    "disable_additional_properties": Absent((False, None), "set additionalProperties to false in the schema"),
+    "disable_fallback": Absent((False, None, True), "there is one backend"),
+}
+"""Fields of `StructuredOutputsParams` and `GuidedDecodingParams`; the first of the neutral values is the default."""

@@ -1,0 +1,188 @@
+"""How a model's outputs are read: which parsers it has, and whether they need special tokens in the text.
+
+Knows the operator's choice, the adapter's and the chat template, and what a request demands; knows no response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from corellm import StructuredOutputsParams
+from corellm.sampling_params import SamplingParams
+from corellm.serving import InputProcessor
+from corellm_server.errors import ApiError
+from corellm_server.options import ServerOptions
+from corellm_server.parsing.names import REASONING, TOOLS, Parsers
+from corellm_server.parsing.output import LeftOut, OutputChain
+from corellm_server.parsing.reader import GeneratorParser, OutputParser
+from corellm_server.reasoning.marked import ReasoningParser
+from corellm_server.requests.tools import NO_DEMAND, Demand
+from corellm_server.tools.calls import ToolParser
+from corellm_server.tools.held import calls_alone, calls_in_text
+from corellm_server.tools.objects import HermesCalls
+
+
+@dataclass(frozen=True)
+class OutputForm:
+    """How the outputs of one request are read."""
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    """That the model may call."""
+    tool_parser: type[ToolParser] | None = None
+    reasoning_parser: type[ReasoningParser] | None = None
+    prompt: str = ""
+    """The end of the prompt, which the outputs go on with."""
+    special: tuple[str, ...] = ()
+    """Special tokens that are left out of the text, where a marker is one: all but the markers."""
+    end_of_reasoning: int | None = None
+    """The token that ends reasoning, if it is one."""
+    keeps_special: bool = False
+    """Whether special tokens must come as text."""
+    held: StructuredOutputsParams | None = None
+    """What outputs are held to, so that calls come, or keep to their schemas."""
+
+    def params(self, params: SamplingParams) -> SamplingParams:
+        """Sampling parameters with which markers are in the text."""
+        return replace(params, skip_special_tokens=False) if self.keeps_special else params
+
+    def holding(self, params: SamplingParams) -> SamplingParams:
+        """Sampling parameters with which outputs are held to what calls need.
+
+        Raises:
+            ApiError: they are held to a form of the client's.
+        """
+        if self.held is None:
+            return params
+        if params.constraint is not None:
+            told = "calls of tools and the form of an output cannot both be held to; leave one out"
+            raise ApiError(400, f"tools: {told}", param="tools")
+        return replace(params, structured_outputs=self.held)
+
+    def after(self, prompt: str | None, params: SamplingParams, *, is_begun: bool = False) -> OutputForm:
+        """The form of what goes on with a prompt.
+
+        An output that is held to a form of the client's, or to calls alone, has it from its first character on.
+
+        Args:
+            prompt: its text; None where there are only tokens.
+            params: the client's: who wants special tokens gets them all.
+            is_begun: whether it ends within the assistant's message.
+        """
+        if params.constraint is not None and self.held is None:
+            return OutputForm()
+        special = self.special if params.skip_special_tokens else ()
+        prompt = prompt or ""
+        if is_begun and self.reasoning_parser is not None:
+            prompt = self.reasoning_parser.last_marker(prompt)
+        return replace(self, prompt=prompt[-256:], special=special)
+
+    def parser(self) -> OutputParser | None:
+        """A parser for one output; None if all of it is text."""
+        parsers: list[OutputParser] = [LeftOut(self.special)] if self.special else []
+        if self.reasoning_parser is not None:
+            parsers.append(self.reasoning_parser(self.prompt))
+        if self.tool_parser is not None:
+            parsers.append(self.tool_parser(self.tools))
+        return OutputChain(parsers) if parsers else None
+
+
+class OutputForms:
+    """The forms of one model's outputs.
+
+    Args:
+        processor: the model's.
+        options: of the server.
+
+    Raises:
+        ConfigError: the operator chose a parser that does not exist.
+        ContractError: the adapter states one, or an extension's is none.
+    """
+
+    def __init__(self, processor: InputProcessor, options: ServerOptions) -> None:
+        self._processor = processor
+        stated = processor.parsers
+        self._tool_parsers = Parsers(TOOLS, options.tool_call_parser, stated.get("tool_parser"))
+        self._reasoning_parsers = Parsers(REASONING, options.reasoning_parser, stated.get("reasoning_parser"))
+
+    def of(
+        self,
+        tools: Sequence[Mapping[str, Any]],
+        template: str | None,
+        *,
+        demand: Demand = NO_DEMAND,
+        strict: str | None = None,
+    ) -> OutputForm:
+        """The form of a conversation's completions.
+
+        Args:
+            tools: that the model may call.
+            template: the request's own chat template; None for the model's.
+            demand: the tools of which one must be called, also where the template does not tell the model of them.
+            strict: the field by which calls must keep to their schemas; None if there is none.
+
+        Raises:
+            ApiError: the model cannot be given tools, or its calls cannot be held to their schemas.
+        """
+        if demand.tools:
+            parser = self._tool_parsers.of(template or self._processor.chat_template)
+            parser = HermesCalls if parser is None or parser.WRITTEN is None else parser
+            return OutputForm(tools, parser, held=calls_alone(parser, demand.tools, one_call=demand.one_call))
+        template = template or self._processor.chat_template
+        reasoning = self._reasoning_parsers.of(template)
+        tool_parser = self._tool_parser(template) if tools else None
+        parsers: list[type[GeneratorParser]] = [one for one in (reasoning, tool_parser) if one is not None]
+        markers = {marker for parser in parsers for marker in parser.MARKERS}
+        keeps = bool(markers & self._special)
+        close = None if reasoning is None else self._added.get(reasoning.CLOSE)
+        special = tuple(sorted(self._special - markers)) if keeps else ()
+        held = None if tool_parser is None or strict is None else self._held(tool_parser, tools, strict)
+        return OutputForm(tools, tool_parser, reasoning, "", special, close, keeps, held)
+
+    def _held(
+        self, parser: type[ToolParser], tools: Sequence[Mapping[str, Any]], strict: str
+    ) -> StructuredOutputsParams:
+        """What holds calls among text to their schemas.
+
+        Raises:
+            ApiError: the family's form does not allow it.
+        """
+        marker = parser.MARKERS[0]
+        if parser.WRITTEN is None or not parser.WRITTEN[0].startswith(marker) or marker in self._special:
+            told = "this model's form of calls cannot be held to a schema among text; demand a call, or leave it out"
+            raise ApiError(400, f"{strict}: {told}", param=strict, code="unsupported_parameter")
+        return calls_in_text(parser, tools)
+
+    def _tool_parser(self, template: str | None) -> type[ToolParser]:
+        """The parser of tool calls.
+
+        Raises:
+            ApiError: there is none, or the template does not show tools to the model.
+        """
+        parser = self._tool_parsers.of(template)
+        if parser is None:
+            raise ApiError(
+                400,
+                "tools: it is not known in which form this model writes calls; start the server with "
+                f"--tool-call-parser and one of {', '.join(self._tool_parsers.names)}",
+                param="tools",
+                code="unsupported_parameter",
+            )
+        if template is not None and "tools" not in template and "tool_parser" not in self._processor.parsers:
+            told = "tools: this model's chat template does not take tools, so that the model would not know of them"
+            raise ApiError(400, f"{told}; describe them in a message", param="tools", code="unsupported_parameter")
+        return parser
+
+    @cached_property
+    def _special(self) -> frozenset[str]:
+        """The model's special tokens."""
+        tokenizer = self._processor.tokenizer
+        special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+        return frozenset(filter(None, {*special, *tokenizer.all_special_tokens}))
+
+    @cached_property
+    def _added(self) -> Mapping[str, int]:
+        added: Mapping[str, int] = self._processor.tokenizer.get_added_vocab()
+        return added

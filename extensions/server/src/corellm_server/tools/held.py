@@ -1,0 +1,105 @@
+"""Calls that a model is held to: the form of an output that must be calls, or whose calls must keep to their schemas.
+
+Knows how forms write calls and what a request asks for; knows no grammar.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from corellm import StructuredOutputsParams
+from corellm_server.tools.calls import ToolParser
+
+
+def calls_alone(
+    parser: type[ToolParser], tools: Sequence[Mapping[str, Any]], *, one_call: bool
+) -> StructuredOutputsParams:
+    """The form of an output that is calls of these tools and nothing else.
+
+    Args:
+        parser: of a form whose arguments are JSON.
+        tools: one of which is called.
+        one_call: whether only one call may come.
+    """
+    tags = [
+        {"type": "tag", "begin": begin, "content": {"type": "json_schema", "json_schema": schema}, "end": end}
+        for begin, schema, end in _written(parser, tools)
+    ]
+    alone = {"type": "tags_with_separator", "tags": tags, "separator": parser.SEPARATOR}
+    return StructuredOutputsParams(
+        structural_tag={"format": {**alone, "at_least_one": True, "stop_after_first": one_call}}
+    )
+
+
+def calls_in_text(parser: type[ToolParser], tools: Sequence[Mapping[str, Any]]) -> StructuredOutputsParams:
+    """The form of an output that is text, in which every call of these tools has arguments of its schema."""
+    tags = [{"begin": begin, "schema": schema, "end": end} for begin, schema, end in _written(parser, tools)]
+    return StructuredOutputsParams(structural_tag={"structures": tags, "triggers": [parser.MARKERS[0]]})
+
+
+def _written(parser: type[ToolParser], tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, Any, str]]:
+    """What each tool's call begins with, the schema of its arguments, and what it ends with."""
+    assert parser.WRITTEN is not None
+    before, between, end = parser.WRITTEN
+    functions = [tool["function"] for tool in tools]
+    return [(before + one["name"] + between, closed(one["parameters"]), end) for one in functions]
+
+
+def closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema whose objects have the properties that it names, and no others, unless it says that there are others.
+
+    A model may otherwise add arguments that no function has, and never come to an end. A schema that is put together of
+    several (`allOf`, or `anyOf` beside properties) stays as it is: each part would exclude the others' properties.
+    """
+    try:
+        copied = copy.deepcopy(dict(schema))
+        parts = [*_parts(copied)]
+    except RecursionError:  # the check of the form refuses it
+        return schema
+    if any(_is_composed(part) for part in parts):
+        return schema
+    for part in parts:
+        if _names_all(part):
+            part["additionalProperties"] = False
+    return copied
+
+
+_OPENING = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties"})
+_COMPOSING = frozenset({"$ref", "allOf", "anyOf", "oneOf", "if"})
+_OF_ONE = frozenset(
+    {
+        "additionalProperties", "allOf", "anyOf", "contains", "else", "if", "items", "not", "oneOf", "prefixItems",
+        "propertyNames", "then",
+    }
+)  # fmt: skip
+"""Keywords of a schema, or of a list of them."""
+_BY_NAME = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
+
+
+def _is_composed(part: Mapping[str, Any]) -> bool:
+    parts = part.get("allOf")
+    return (isinstance(parts, list) and len(parts) > 1) or ("properties" in part and bool(_COMPOSING & part.keys()))
+
+
+def _names_all(part: Mapping[str, Any]) -> bool:
+    """Whether a schema names an object's properties and leaves open whether there are others; not if malformed."""
+    named, required = part.get("properties"), part.get("required", [])
+    if not isinstance(named, dict) or not isinstance(required, list) or _OPENING & part.keys():
+        return False
+    return all(isinstance(name, str) and name in named for name in required)
+
+
+def _parts(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A schema and all within it; properties of such names, and values of `const` and `enum`, are none."""
+    yield schema
+    for keyword, value in schema.items():
+        inner = [value] if keyword in _OF_ONE else []
+        if keyword in _OF_ONE and isinstance(value, list):
+            inner = value
+        elif keyword in _BY_NAME and isinstance(value, dict):
+            inner = [*value.values()]
+        for one in inner:
+            if isinstance(one, dict):
+                yield from _parts(one)

@@ -1,0 +1,245 @@
+"""Calls that a request demands, of a model of random weights: they come, each of a tool and of its schema."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+from corellm import AsyncLLM, StructuredOutputsParams
+from corellm_llava.tiny import make_tiny_checkpoint
+from corellm_server.parsing.pieces import CallArguments, CallStart, Text
+from corellm_server.tools import held
+from corellm_server.tools.calls import ToolParser
+from corellm_server.tools.held import calls_alone, calls_in_text, closed
+from corellm_server.tools.objects import DeepSeekCalls, HermesCalls, LlamaCalls, MistralCalls
+from corellm_structured.grammars import compiled, tokenizer_of
+from extensions.server.tests.conftest import MODEL, Running, data_url, serving, user
+from tests.templates.published import QWEN
+
+
+def function(name: str, **properties: Any) -> dict[str, Any]:
+    """A tool whose arguments are bounded, so that a model of random weights comes to their end."""
+    schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+
+TOOLS = [
+    function("paint", colour={"enum": ["red", "blue"]}, sides={"type": "integer", "minimum": 3, "maximum": 9}),
+    function("look", at={"type": "boolean"}),
+    function("wait"),
+]
+SCHEMAS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
+SEEDS = range(6)
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncLLM]:
+    """A LLaVA whose chat template is as Qwen's, for long prompts."""
+    path = make_tiny_checkpoint(tmp_path_factory.mktemp("held") / "model")
+    (path / "chat_template.jinja").write_text(QWEN)
+    config = json.loads((path / "config.json").read_text())
+    config["text_config"]["max_position_embeddings"] = 4096
+    (path / "config.json").write_text(json.dumps(config))
+    loaded = AsyncLLM(str(path), dtype="float32", enable_prefix_caching=True)
+    yield loaded
+    loaded.close()
+
+
+@pytest.fixture(scope="module")
+def running(llm: AsyncLLM) -> Iterator[Running]:
+    with serving(llm, allow_request_templates=True) as server:
+        yield server
+
+
+def ask(seed: int, **fields: Any) -> dict[str, Any]:
+    """A request that demands calls."""
+    given = {"messages": user("What now?"), "tools": TOOLS, "tool_choice": "required", **fields}
+    return {"model": MODEL, "temperature": 1.0, "seed": seed, "max_tokens": 400, **given}
+
+
+def calls_of(choice: Any) -> list[tuple[str, dict[str, Any]]]:
+    """A choice's calls, of their schemas; it has nothing else."""
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    calls = [(call.function.name, json.loads(call.function.arguments)) for call in choice.message.tool_calls]
+    for name, arguments in calls:
+        jsonschema.validate(arguments, SCHEMAS[name])
+    return calls
+
+
+def test_a_call_is_demanded(running: Running) -> None:
+    """Different ones for different seeds; one alone if there may be no others, or if it is named."""
+    create = running.client().chat.completions.create
+    one = [calls_of(create(**ask(seed, parallel_tool_calls=False)).choices[0]) for seed in SEEDS]
+    assert {len(calls) for calls in one} == {1}
+    assert len({json.dumps(calls) for calls in one}) > 1
+    named = {"type": "function", "function": {"name": "look"}}
+    for seed in SEEDS[:3]:
+        ((name, _),) = calls_of(create(**ask(seed, tool_choice=named)).choices[0])
+        assert name == "look"
+
+
+def test_streamed_and_in_responses(running: Running) -> None:
+    """The same call as whole."""
+    client = running.client()
+    request = ask(1, parallel_tool_calls=False)
+    ((name, arguments),) = calls_of(client.chat.completions.create(**request).choices[0])
+    told = [chunk.choices[0].delta for chunk in client.chat.completions.create(**request, stream=True)]
+    functions = [call.function for delta in told for call in delta.tool_calls or ()]
+    assert functions[0].name == name
+    assert json.loads("".join(one.arguments for one in functions)) == arguments
+    assert not any(delta.content for delta in told)
+    flat = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    for choice, names in (("required", SCHEMAS), ({"type": "function", "name": "wait"}, {"wait"})):
+        response = client.responses.create(
+            model=MODEL, input="What now?", temperature=1.0, tools=flat, tool_choice=choice, parallel_tool_calls=False,
+            max_output_tokens=400, extra_body={"seed": 1},
+        )  # fmt: skip
+        (item,) = response.output
+        assert (item.type, item.name in names) == ("function_call", True)
+        jsonschema.validate(json.loads(item.arguments), SCHEMAS[item.name])
+
+
+def test_a_model_that_knows_no_tools(running: Running) -> None:
+    """A call that is demanded comes also where neither template nor form of calls is known."""
+    plain = {"chat_template": "{{ messages[0].content }}"}
+    (call,) = calls_of(
+        running.client().chat.completions.create(**ask(2, parallel_tool_calls=False), extra_body=plain).choices[0]
+    )
+    assert call[0] in SCHEMAS
+
+
+def test_a_loop_of_three_calls(running: Running) -> None:
+    """Each turn demands one, and gets its result back; one result has an image."""
+    create, messages = running.client().chat.completions.create, user("Paint.")
+    for number in range(3):
+        message = create(**ask(number, messages=messages, parallel_tool_calls=False)).choices[0].message
+        result: Any = "done"
+        if number == 1:
+            result = [{"type": "image_url", "image_url": {"url": data_url(3)}}, {"type": "text", "text": "See."}]
+        messages += [message, {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": result}]
+    assert create(**ask(9, messages=messages, tool_choice="none", max_tokens=4)).choices[0].message.tool_calls is None
+
+
+def test_strict_calls_among_text(running: Running) -> None:
+    """With `auto` the model may write text; a family whose calls have no marker cannot be held to schemas beside it."""
+    strict = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}]
+    create = running.client().chat.completions.create
+    message = create(**ask(1, tools=strict, tool_choice="auto", max_tokens=20)).choices[0].message
+    assert (bool(message.content), message.tool_calls) == (True, None)
+    llama = {"chat_template": "{{ tools }}<|start_header_id|>{{ '\"parameters\"' }}{{ messages[0].content }}"}
+    with pytest.raises(openai.BadRequestError, match="cannot be held to a schema") as caught:
+        create(**ask(1, tools=strict, tool_choice="auto"), extra_body=llama)
+    assert caught.value.param == "tools[0].function.strict"
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"tools": [function("f", a={"type": "array", "uniqueItems": True})]}, "uniqueItems"),
+        ({"response_format": {"type": "json_object"}}, "cannot both"),
+    ],
+)
+def test_what_cannot_be_held_to(running: Running, fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=told) as caught:
+        running.client().chat.completions.create(**ask(1, **fields))
+    assert caught.value.param == "tools"
+
+
+def test_text_with_calls() -> None:
+    """A call behind its marker has arguments of its schema; text may stand around it."""
+    form = calls_in_text(HermesCalls, TOOLS[:1])
+    for sides, is_right in ((4, True), (40, False)):
+        call = f'<tool_call>\n{{"name": "paint", "arguments": {{"colour": "red", "sides": {sides}}}}}\n</tool_call>'
+        assert is_taken(form, call) == is_taken(form, f"I paint. {call} Done.") == is_right
+    assert is_taken(form, "No call at all.")
+    assert not is_taken(form, '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>')
+
+
+def is_taken(form: StructuredOutputsParams, text: str) -> bool:
+    """Whether a text has the form as a whole."""
+    matcher = compiled(form.definition(), tokenizer_of([bytes([value]) for value in range(256)]))
+    return bool(matcher.consume_tokens([*text.encode()])) and bool(matcher.is_accepting())
+
+
+def test_arguments_are_those_that_a_function_has() -> None:
+    """Objects are closed where the schema leaves open whether there are others, and no two schemas speak of one."""
+    inner = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    shut = {**inner, "additionalProperties": False}
+    outer = {"type": "object", "properties": {"x": inner, "y": {"type": "array", "items": inner}}}
+    assert closed(outer) == {
+        "type": "object", "properties": {"x": shut, "y": {"type": "array", "items": shut}},
+        "additionalProperties": False,
+    }  # fmt: skip
+    assert "additionalProperties" not in outer
+    for left in (
+        {**inner, "additionalProperties": True},
+        {**inner, "patternProperties": {"b": {}}},
+        {**inner, "required": ["b"]},
+        {**inner, "anyOf": [{"required": ["b"]}, {}]},
+        {"allOf": [inner, {"properties": {"b": {}}}]},
+        {"type": "object"},
+        {"const": inner},
+        {"enum": [inner]},
+        {**inner, "required": 5},
+        {**inner, "required": [[]]},
+        {**inner, "allOf": 5},
+    ):
+        assert closed(left) == left
+    named = {"properties": {"properties": {"type": "object"}, "x": {"type": "object"}}}
+    assert closed(named) == {**named, "additionalProperties": False}
+    deep: dict[str, Any] = {}
+    for _ in range(400):
+        deep = {"properties": {"a": deep}}
+    assert closed(deep) is deep
+
+
+@pytest.mark.parametrize("wrong", [{"required": 5}, {"required": [{}]}, {"allOf": 5}, {"enum": 5}])
+def test_schemas_that_are_none(running: Running, wrong: dict[str, Any]) -> None:
+    """Refused as the client's, where a call is demanded."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {}}, **wrong}}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        running.client().chat.completions.create(**ask(0, tools=[tool]))
+    assert caught.value.param == "tools"
+    assert next(iter(wrong)) in str(caught.value)
+
+
+def test_large_tools_are_worked_on_aside(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the event loop, which others wait for."""
+    threads: list[str] = []
+
+    def noted(schema: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return closed(schema)
+
+    monkeypatch.setattr(held, "closed", noted)
+    tool = function("f", a={"enum": [*range(200_000)]})
+    with pytest.raises(openai.BadRequestError, match="are allowed; shorten it"):
+        running.client().chat.completions.create(**ask(0, tools=[tool]))
+    assert [name.partition("_")[0] for name in threads] == ["corellm-aside"]
+
+
+@pytest.mark.parametrize("parser", [HermesCalls, LlamaCalls, MistralCalls, DeepSeekCalls])
+def test_a_form_is_read_as_it_is_held_to(parser: type[ToolParser]) -> None:
+    """What the grammar of a form spells is what the form's parser reads: calls, and nothing else."""
+    form = json.loads(calls_alone(parser, TOOLS, one_call=False).definition())["structural_tag"]["format"]
+    written = [("paint", '{"colour": "red", "sides": 4}'), ("wait", "{}")]
+    tags = {tag["begin"].removeprefix(parser.WRITTEN[0]).partition(parser.WRITTEN[1])[0]: tag for tag in form["tags"]}
+    assert tags.keys() == SCHEMAS.keys()
+    text = form["separator"].join(tags[name]["begin"] + given + tags[name]["end"] for name, given in written)
+    several, one = (calls_alone(parser, TOOLS, one_call=one_call) for one_call in (False, True))
+    assert (is_taken(several, text), is_taken(one, text), is_taken(several, f"So: {text}")) == (True, False, False)
+    read = parser(TOOLS)
+    pieces = [*read.feed(text), *read.finish()]
+    assert [piece.name for piece in pieces if isinstance(piece, CallStart)] == ["paint", "wait"]
+    told = ["", ""]
+    for piece in pieces:
+        if isinstance(piece, CallArguments):
+            told[piece.index] += piece.text
+    assert told == [given for _, given in written]
+    assert not any(isinstance(piece, Text) and piece.source.strip() for piece in pieces)

@@ -1,0 +1,294 @@
+"""Tools and thinking in `/v1/messages`: blocks, their events, loops of calls by Anthropic's client, wrong requests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from anthropic.types import Message
+
+from corellm import AsyncLLM
+from extensions.server.tests.conftest import MODEL, Running, serving, user
+from extensions.server.tests.parsing.forms import FORMS, TOOLS
+from extensions.server.tests.scripted import ScriptedLLM
+from extensions.server.tests.test_messages import COUNT, PATH, ask, client_of, events_of, image, told
+from extensions.server.tests.test_tools import CASES
+from extensions.server.tests.test_tools import loaded as loaded  # a fixture
+from tests.templates.published import LLAMA, MISTRAL, QWEN
+
+GIVEN: list[Any] = [
+    {
+        "name": tool["function"]["name"], "description": tool["function"]["description"],
+        "input_schema": tool["function"]["parameters"],
+    }
+    for tool in TOOLS
+]  # fmt: skip
+"""The tools as Anthropic has them."""
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bari"}}\n</tool_call>'
+NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+OUTPUT = f"<think>\nI must know.\n</think>\n\nI look.\n{CALL}\n{NOW}\nDone."
+KINDS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinking")}
+
+
+@pytest.fixture(scope="module")
+def scripted(loaded: AsyncLLM) -> ScriptedLLM:
+    return ScriptedLLM(loaded)
+
+
+@pytest.fixture(scope="module")
+def running(scripted: ScriptedLLM) -> Iterator[Running]:
+    with serving(scripted, allow_request_templates=True) as server:
+        yield server
+
+
+def request(messages: Any = "What now?", **fields: Any) -> dict[str, Any]:
+    """A request with tools."""
+    return {
+        **ask(user(messages) if isinstance(messages, str) else messages),
+        "max_tokens": 500,
+        "tools": GIVEN,
+        **fields,
+    }
+
+
+def assembled(events: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """The blocks that the events of a stream make, which come one after the other, and why it ended."""
+    blocks: list[dict[str, Any]] = []
+    is_open, arguments = False, ""
+    for event in events:
+        kind = event["type"]
+        if kind == "content_block_start":
+            assert (is_open, event["index"]) == (False, len(blocks))
+            is_open, arguments = True, ""
+            blocks.append(dict(event["content_block"]))
+        elif kind == "content_block_delta":
+            assert (is_open, event["index"]) == (True, len(blocks) - 1)
+            delta = event["delta"]
+            if delta["type"] == "input_json_delta":
+                assert blocks[-1]["type"] == "tool_use"
+                arguments += delta["partial_json"]
+            else:
+                expected, field = KINDS[blocks[-1]["type"]]
+                assert delta["type"] == expected
+                blocks[-1][field] += delta[field]
+        elif kind == "content_block_stop":
+            assert (is_open, event["index"]) == (True, len(blocks) - 1)
+            is_open = False
+            if blocks[-1]["type"] == "tool_use":
+                blocks[-1]["input"] = json.loads(arguments)
+    assert not is_open
+    return blocks, events[-2]["delta"]["stop_reason"]
+
+
+def alike(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Blocks without what is new each time."""
+    return [{name: value for name, value in block.items() if name != "id"} for block in blocks]
+
+
+def test_blocks_whole_and_streamed(running: Running, scripted: ScriptedLLM) -> None:
+    """Thinking, text, calls and text again, in order, by Anthropic's types; its client makes the same of a stream."""
+    scripted.outputs = [OUTPUT] * 3
+    thinking = {"type": "adaptive"}
+    whole = running.post(PATH, request(thinking=thinking)).json()
+    Message.model_validate(whole, strict=True)
+    assert alike(whole["content"]) == [
+        {"type": "thinking", "thinking": "I must know.", "signature": ""},
+        {"type": "text", "text": "I look.", "citations": None},
+        {"type": "tool_use", "name": "weather", "input": {"city": "Bari"}},
+        {"type": "tool_use", "name": "now", "input": {}},
+        {"type": "text", "text": "Done.", "citations": None},
+    ]
+    assert whole["stop_reason"] == "tool_use"
+    ids = [block["id"] for block in whole["content"] if "id" in block]
+    assert all(one.startswith("toolu_") for one in ids)
+    assert len({*ids}) == 2
+    events = events_of(running.post(PATH, request(stream=True, thinking=thinking)).text)
+    blocks, reason = assembled(events)
+    assert (alike(blocks), reason) == (alike(whole["content"]), "tool_use")
+    assert events[-2]["usage"] == whole["usage"]
+    deltas = [event["delta"]["type"] for event in events if event["type"] == "content_block_delta"]
+    assert all(deltas.count(kind) > 1 for kind in ("thinking_delta", "text_delta", "input_json_delta"))
+    with (
+        client_of(running) as client,
+        client.messages.stream(
+            model=MODEL,
+            max_tokens=500,
+            tools=GIVEN,
+            thinking={"type": "adaptive"},
+            messages=user("x"),  # type: ignore[arg-type]
+        ) as stream,
+    ):
+        final = stream.get_final_message().to_dict()
+    assert alike(final["content"]) == alike(whole["content"])  # type: ignore[arg-type]
+    assert final["stop_reason"] == "tool_use"
+
+
+@pytest.mark.parametrize(("name", "form"), CASES)
+def test_every_form(loaded: AsyncLLM, name: str, form: str) -> None:
+    """Both ways the same: the calls, and no empty text beside them."""
+    output, text, calls = FORMS[name][form]
+    scripted = ScriptedLLM(loaded)
+    with serving(scripted, tool_call_parser=name) as server:
+        scripted.outputs = [output, output]
+        whole = server.post(PATH, request()).json()
+        blocks, reason = assembled(events_of(server.post(PATH, request(stream=True)).text))
+    got = whole["content"]
+    assert [(block["name"], block["input"]) for block in got if block["type"] == "tool_use"] == calls
+    assert [block["text"] for block in got if block["type"] == "text"] == ([text] if text else [])
+    assert whole["stop_reason"] == reason == ("tool_use" if calls else "end_turn")
+    assert alike(blocks) == alike(got)
+
+
+def test_every_cut(running: Running, scripted: ScriptedLLM) -> None:
+    """Wherever the output is cut in two, the stream is the whole message."""
+    scripted.outputs = [OUTPUT]
+    want = alike(running.post(PATH, request()).json()["content"])
+    for cut in range(1, len(OUTPUT)):
+        scripted.outputs, scripted.cuts = [OUTPUT], [cut]
+        assert alike(assembled(events_of(running.post(PATH, request(stream=True)).text))[0]) == want, cut
+    scripted.cuts = None
+
+
+def test_calls_that_are_no_object(running: Running, scripted: ScriptedLLM) -> None:
+    """One that was cut off is text; so is a number that JSON has not. A stream has what came of the arguments."""
+    begun = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ba'
+    scripted.reason = "length"
+    scripted.outputs = [NOW + begun, NOW + begun, "<think>\nHm"]
+    body = request(max_tokens=3)
+    whole = running.post(PATH, body).json()
+    events = events_of(running.post(PATH, {**body, "stream": True}).text)
+    thinks = running.post(PATH, {**body, "thinking": {"type": "adaptive"}}).json()
+    scripted.reason = "stop"
+    assert alike(whole["content"]) == [
+        {"type": "tool_use", "name": "now", "input": {}}, {"type": "text", "text": begun, "citations": None},
+    ]  # fmt: skip
+    assert whole["stop_reason"] == events[-2]["delta"]["stop_reason"] == "max_tokens"
+    pieces = [event["delta"]["partial_json"] for event in events if event.get("index") == 1 and "delta" in event]
+    assert "".join(pieces) == '{"city": "Ba'
+    assert [block["type"] for block in thinks["content"]] == ["thinking"]
+    broken = '<tool_call>{"name": "weather", "arguments": {"days": 1e999}}</tool_call>'
+    scripted.outputs = [broken, ""]
+    got = running.post(PATH, request()).json()
+    assert got["stop_reason"] == "end_turn"
+    assert [block["type"] for block in got["content"]] == ["text"]
+    assert '{"days": 1e999}' in got["content"][0]["text"]
+    assert alike(running.post(PATH, request()).json()["content"]) == [{"type": "text", "text": "", "citations": None}]
+
+
+@pytest.mark.parametrize("template", [QWEN, LLAMA, MISTRAL])
+def test_a_loop_of_three_calls(running: Running, scripted: ScriptedLLM, template: str) -> None:
+    """Each message goes back as it came, thinking with it, with a result, one with an image."""
+    call = {
+        QWEN: '<think>Hm.</think><tool_call>{"name": "weather", "arguments": {"city": "Ba"}}</tool_call>',
+        LLAMA: '{"name": "weather", "parameters": {"city": "Ba"}}',
+        MISTRAL: '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Ba"}}]',
+    }[template]
+    scripted.outputs = [call.replace("Ba", city) for city in ("Bari", "Basel", "Bath")] + ["Rain."]
+    messages: list[Any] = user("Which weather is there?")
+    arguments: Any = {"model": MODEL, "max_tokens": 500, "tools": GIVEN, "extra_body": {"chat_template": template}}
+    with client_of(running) as client:
+        for result in ("sun", [{"type": "text", "text": "see"}, image(1)], json.dumps({"sky": "grey"})):
+            got = client.messages.create(messages=messages, **arguments)
+            used = got.content[-1]
+            assert used.type == "tool_use"
+            returned = {"type": "tool_result", "tool_use_id": used.id, "content": result}
+            messages += [got.to_param(), {"role": "user", "content": [returned]}]
+        last = client.messages.create(messages=messages, **arguments)
+    assert [block.to_dict()["text"] for block in last.content] == ["Rain."]
+    prompt = scripted.prompts[-1]
+    assert all(f'{{"city": "{city}"}}' in (prompt.text or "") for city in ("Bari", "Basel", "Bath"))
+    assert "grey" in (prompt.text or "")
+    assert "toolu_" not in (prompt.text or "")
+    assert len(prompt.features) == 1
+
+
+def test_thoughts_go_back(running: Running, scripted: ScriptedLLM) -> None:
+    """They reach a template that shows them, as chat's do."""
+    shown = "{{ messages[1].reasoning_content }}{# </think> #}"
+    scripted.outputs = ["<think>Hm.</think>Yes.", "No."]
+    asked = {"thinking": {"type": "adaptive"}}
+    first = running.post(PATH, {**ask(user("x")), **asked, "chat_template": "x{# </think> #}"}).json()["content"]
+    turns = [*user("x"), {"role": "assistant", "content": first}, *user("y")]
+    running.post(PATH, {**ask(turns), "chat_template": shown}).raise_for_status()
+    assert scripted.prompts[-1].text == "Hm."
+
+
+def test_the_template_gets_the_tools(running: Running, scripted: ScriptedLLM) -> None:
+    """As chat's; with `none` the model is not told of them. Their tokens are counted."""
+    scripted.outputs = [CALL] * 4
+    marked = [{**GIVEN[0], "type": "custom", "cache_control": {"type": "ephemeral"}}, GIVEN[1]]
+    for tools in (GIVEN, marked):
+        running.post(PATH, request(tools=tools)).raise_for_status()
+        assert all(f"\n{json.dumps(tool)}" in (scripted.prompts[-1].text or "") for tool in TOOLS)
+    length = len(scripted.prompts[-1].token_ids)
+    assert running.post(COUNT, request()).json()["input_tokens"] == length
+    got = running.post(PATH, request(tool_choice={"type": "none"})).json()
+    assert (got["content"][0]["text"], got["stop_reason"]) == (CALL, "end_turn")
+    assert "# Tools" not in (scripted.prompts[-1].text or "")
+    count = running.post(COUNT, request(tool_choice={"type": "none"})).json()["input_tokens"]
+    assert count == len(scripted.prompts[-1].token_ids) < length
+
+
+def test_one_call(running: Running, scripted: ScriptedLLM) -> None:
+    """With `disable_parallel_tool_use` the others are left out."""
+    for disabled, number in ((None, 2), (False, 2), (True, 1)):
+        choice = {"type": "auto", "disable_parallel_tool_use": disabled}
+        scripted.outputs = [CALL + NOW] * 2
+        whole = running.post(PATH, request(tool_choice=choice)).json()["content"]
+        streamed, _ = assembled(events_of(running.post(PATH, request(tool_choice=choice, stream=True)).text))
+        assert [len(whole), len(streamed)] == [number, number]
+
+
+def test_thinking(running: Running, scripted: ScriptedLLM) -> None:
+    """Reaches a template that takes it; what was thought comes where it was asked for, unless it is to be left out."""
+    template = "{{ messages[0].content }}{{ enable_thinking is defined and enable_thinking }}"
+    template += "{% if enable_thinking is not defined %} as it likes{% endif %}{# <think> </think> #}"
+    asked: list[tuple[Any, str]] = [
+        ({"type": "enabled", "budget_tokens": 1024}, "xTrue"), ({"type": "adaptive"}, "xTrue"),
+        ({"type": "disabled"}, "xFalse"), (None, "xFalse as it likes"),
+        ({"type": "enabled", "display": "omitted"}, "xTrue"),
+    ]  # fmt: skip
+    for thinking, want in asked:
+        scripted.outputs = ["<think>Hm.</think>Yes."]
+        body = {**ask(user("x")), "chat_template": template, "thinking": thinking}
+        got = running.post(PATH, body).json()["content"]
+        assert scripted.prompts[-1].text == want
+        is_shown = want == "xTrue" and thinking.get("display") != "omitted"
+        assert [block["type"] for block in got] == (["thinking", "text"] if is_shown else ["text"])
+        assert got[-1]["text"] == "Yes."
+    running.post(COUNT, body).raise_for_status()
+
+
+TOOL = {"name": "f", "input_schema": {"type": "object"}}
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"tools": [7]}, "tools[0] must be"), ({"tools": [TOOL, {}]}, "tools[1].input_schema"),
+    ({"tools": [{**TOOL, "input_schema": []}]}, "tools[0].input_schema"),
+    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]: type 'web_search_20250305'"),
+    ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0]: type 'bash_20250124'"),
+    ({"tools": [{**TOOL, "type": ["custom"]}]}, "tools[0]: type"),
+    ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name"),
+    ({"tools": [{**TOOL, "name": None}]}, "tools[0].name"),
+    ({"tools": [{**TOOL, "description": 1}]}, "tools[0].description"),
+    ({"tools": [{**TOOL, "parameters": {}}]}, "tools[0] has no 'parameters'"), ({"tools": [TOOL] * 2}, "'f' twice"),
+    ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading is not supported"),
+    ({"tools": [{**TOOL, "name": f"f{i}"} for i in range(129)]}, "tools has 129"),
+    ({"tool_choice": "auto"}, "tool_choice"), ({"tool_choice": {}}, "tool_choice"),
+    ({"tool_choice": {"type": "some"}}, "tool_choice"), ({"tool_choice": {"type": "auto", "x": 1}}, "tool_choice.x"),
+    ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
+    ({"tool_choice": {"type": "auto", "name": "f"}}, "tool_choice.name"),
+    ({"tool_choice": {"type": "tool", "name": "other"}, "tools": [TOOL]}, "tool_choice"),
+    ({"tool_choice": {"type": "any"}}, "tool_choice"),
+    ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": "no"}}, "tool_choice"),
+    ({"thinking": True}, "thinking"), ({"thinking": {"type": "enabled", "display": "all"}}, "thinking"),
+    ({"thinking": {"budget_tokens": 9}}, "thinking"),
+    ({"tools": [{**TOOL, "strict": True}], "chat_template": "{{ tools }}<|python_start|>"}, "tools[0].strict"),
+]  # fmt: skip
+
+
+def test_wrong_requests(running: Running) -> None:
+    """400 with the place, whether a message or its tokens are asked for."""
+    for fields, place in WRONG:
+        for path in (PATH, COUNT):
+            assert place in told(running.post(path, {**ask(user("x")), **fields}), 400), fields

@@ -1,0 +1,138 @@
+"""What holds one sequence to a form, and what makes it: compiled grammars, kept by their definitions.
+
+Knows matchers and tokens of a sequence; knows neither logits nor how a grammar is compiled.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from functools import cached_property
+from typing import Any
+
+from llguidance import LLMatcher
+
+from corellm.errors import InvalidParameterError, RequestFailedError
+from corellm.sampling.constraint import TokenMask
+from corellm_structured.checking import Checker
+from corellm_structured.grammars import compiled
+from corellm_structured.vocabulary import AllowedTokens, Vocabulary
+
+_STUCK = "NoExtensionBias"
+"""The library's word where the vocabulary has no token for what must follow: no bit is set."""
+MOST_SECONDS_OF_TOKEN, MOST_SECONDS = 0.5, 5.0
+"""Of a processor, for a token and for a whole sequence: others wait, and no check sees where a grammar becomes slow."""
+_NUM_KEPT = 32
+"""Compiled grammars; those that were used last."""
+
+
+class StructuredConstraints:
+    """Makes constraints for one model; safe to call from several threads.
+
+    Args:
+        tokenizer, vocab_size: as of `register_constraints`.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int) -> None:
+        self.vocabulary, self._checker = Vocabulary(tokenizer, vocab_size), Checker()
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __call__(self, definition: str, stop_token_ids: frozenset[int] | None) -> StructuredConstraint:
+        """Make a sequence's constraint, or check a definition; as `MakeConstraint`."""
+        if stop_token_ids is None:
+            self._checker.check(definition)
+        return StructuredConstraint(self, definition, stop_token_ids or frozenset())
+
+    def matcher(self, definition: str) -> LLMatcher:
+        """Return a matcher at the start of an output, which is the caller's.
+
+        Raises:
+            InvalidParameterError: the definition is wrong.
+        """
+        with self._lock:
+            found = self._compiled.get(definition)
+            if found is None:
+                found = self._compiled[definition] = compiled(definition, self.vocabulary.ll_tokenizer)
+            self._compiled.move_to_end(definition)
+            if len(self._compiled) > _NUM_KEPT:
+                self._compiled.popitem(last=False)
+            return found.deep_copy()
+
+
+class StructuredConstraint:
+    """A `Constraint`: what may follow, so that the output can still become one of the form.
+
+    Made as a whole when it is first asked. The tokens that end the output are allowed where it has the form, and only
+    there.
+    """
+
+    def __init__(self, made_by: StructuredConstraints, definition: str, stop_token_ids: frozenset[int]) -> None:
+        self._made_by, self._definition, self._stop_token_ids = made_by, definition, stop_token_ids
+        self._spent = 0.0
+
+    @cached_property
+    def _matcher(self) -> LLMatcher:
+        return self._made_by.matcher(self._definition)
+
+    @cached_property
+    def _tokens(self) -> AllowedTokens:
+        return AllowedTokens(self._made_by.vocabulary, self._stop_token_ids)
+
+    def fill(self, mask: TokenMask) -> None:
+        """As `Constraint.fill`."""
+        tokens, matcher = self._tokens, self._matcher  # made first: that time has a limit of its own
+        began = time.thread_time()
+        try:
+            tokens.fill(mask, matcher)
+            is_well = not matcher.is_error() or matcher.get_error().startswith(_STUCK)
+        except BaseException as error:
+            _raise_panic(error)
+            raise
+        self._spend(time.thread_time() - began)
+        self._check(is_well, "cannot tell what may follow")
+
+    def accept(self, token_id: int) -> None:
+        """As `Constraint.accept`."""
+        matcher = self._matcher
+        began = time.thread_time()
+        try:
+            is_taken = matcher.consume_token(token_id)
+        except BaseException as error:
+            _raise_panic(error)
+            raise
+        self._spend(time.thread_time() - began)
+        self._check(is_taken, f"does not take token {token_id}")
+
+    def rollback(self, num_tokens: int) -> None:
+        """As `Constraint.rollback`."""
+        try:
+            is_done = self._matcher.rollback(num_tokens)
+        except BaseException as error:
+            _raise_panic(error)
+            raise
+        self._check(is_done, f"cannot take back {num_tokens} tokens")
+
+    def _spend(self, seconds: float) -> None:
+        """Count processor time.
+
+        Raises:
+            InvalidParameterError: it is at an end.
+        """
+        self._spent += seconds
+        if seconds > MOST_SECONDS_OF_TOKEN or self._spent > MOST_SECONDS:
+            told = f"following the form took {seconds:.1f} s for one token, {self._spent:.1f} s in all; make it simpler"
+            raise InvalidParameterError(f"structured_outputs: {told}", param="structured_outputs")
+
+    def _check(self, is_well: bool, told: str) -> None:
+        if not is_well:
+            error = self._matcher.get_error().partition("<non-verbose/>")[0].strip()
+            told = f"structured_outputs: the grammar {told}: {error:.300}"
+            raise InvalidParameterError(told, param="structured_outputs")
+
+
+def _raise_panic(error: BaseException) -> None:
+    """Raise an error of the request for a panic of the library, which is no `Exception`."""
+    if type(error).__name__ == "PanicException":
+        raise RequestFailedError(f"structured_outputs: llguidance failed: {error!s:.300}") from error

@@ -1,0 +1,57 @@
+"""Compiling grammars, within limits.
+
+Knows llguidance's limits and how it reports what is wrong; knows tokens by their bytes, and no sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from corellm_structured.forms import form_of, grammar_of, wrong
+
+_LIMITS = LLParserLimits(max_lexer_states=50_000, step_max_items=1_000_000, verbose_errors=False)
+"""The library's own, but for two. The states of a lexer take up to 2 KB each, and each sequence has some. The limit of
+items in a step is too low for an object of 250 properties with a large vocabulary; its time is limited instead.
+"""
+_MAX_MESSAGE = 500
+
+
+def tokenizer_of(tokens: Sequence[bytes]) -> LLTokenizer:
+    """Return the library's form of a vocabulary; the end is one token more, after the last."""
+    return LLTokenizer(_Spelt([*tokens, b"\xff<end>"]), eos_token=len(tokens))  # type: ignore[arg-type]
+
+
+class _Spelt:
+    """The library's interface of a tokenizer."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokens: list[bytes]) -> None:
+        self.tokens, self.eos_token_id = tokens, len(tokens) - 1
+        self.special_token_ids = [self.eos_token_id]
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        raise NotImplementedError("grammars force no tokens")
+
+
+def compiled(definition: str, tokenizer: LLTokenizer) -> LLMatcher:
+    """Return a matcher at the start of an output.
+
+    Raises:
+        InvalidParameterError: the grammar is wrong, cannot be held to exactly, or is too large.
+    """
+    grammar, form = grammar_of(definition), form_of(definition)
+    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=_LIMITS)
+    problems = [matcher.get_error()] if matcher.is_error() else matcher.get_grammar_warnings()
+    if problems:
+        raise wrong(form, f"llguidance refuses it: {_short(problems[0])}")
+    return matcher
+
+
+def _short(message: str) -> str:
+    """Return what is wrong, without the grammar around it."""
+    lines = [line.strip() for line in message.splitlines() if " | " not in line and "^" not in line]
+    return " ".join(" ".join(lines).split())[:_MAX_MESSAGE]
