@@ -15,7 +15,7 @@ MESSAGES_PATH = "/v1/messages"
 
 
 class Dialect(NamedTuple):
-    """One API's."""
+    """An API's form of errors, of the ends of streams, and of headers with ids."""
 
     error_body: Callable[[ApiError, str], dict[str, Any]]
     """An error and the request's id to a JSON object."""

@@ -30,7 +30,7 @@ class OutputForm:
     """How the outputs of one request are read."""
 
     tools: Sequence[Mapping[str, Any]] = ()
-    """That the model may call."""
+    """Tools that the model may call."""
     tool_parser: type[ToolParser] | None = None
     reasoning_parser: type[ReasoningParser] | None = None
     prompt: str = ""

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from corellm.outputs import RequestOutput
 from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
@@ -19,8 +19,12 @@ from corellm_server.intake import Intake
 from corellm_server.media_sources import Fetcher
 from corellm_server.metrics import ServerMetrics
 from corellm_server.options import ServerConfig, ServerOptions
-from corellm_server.output_forms import OutputForms
+from corellm_server.output_forms import OutputForm, OutputForms
 from corellm_server.preparation import Preparation
+from corellm_server.requests.chat import ChatRequest
+from corellm_server.requests.messages import MessagesRequest
+from corellm_server.requests.responses import ResponsesRequest
+from corellm_server.requests.tools import demand_of, given_tools, strict_place
 from corellm_server.uploads import Uploads
 from corellm_server.uses import check_tasks
 
@@ -93,6 +97,41 @@ class Service:
         """
         self.intake.hold(num_bytes)
         exchange.num_bytes += num_bytes
+
+    async def prepare(
+        self,
+        exchange: Exchange,
+        body: ChatRequest | MessagesRequest | ResponsesRequest,
+        params: SamplingParams,
+        tools: Sequence[Any] | None,
+        choice: object,
+        one_call: bool,
+        *,
+        is_capped: bool,
+    ) -> tuple[ProcessedPrompt, SamplingParams, OutputForm]:
+        """The prompt of a conversation, its sampling parameters, and how its outputs are read.
+
+        Args:
+            exchange: the request.
+            body: of the request.
+            params: as the client asked.
+            tools: of the request, as functions.
+            choice: `tool_choice`, as OpenAI has it.
+            one_call: whether the client takes one call at most.
+            is_capped: whether the client said how long the output may be.
+
+        Raises:
+            ApiError, CorellmError: what is wrong; names the client's field.
+        """
+        given = given_tools(tools, choice, self.config.limits.max_tools)
+        demand, strict = demand_of(given, choice, one_call), strict_place(tools)
+        form = await exchange.aside(lambda: self.forms.of(given, body.chat_template, demand=demand, strict=strict))
+        params = await exchange.aside(lambda: form.holding(params))
+        await self.preparation.check_form(exchange, body, params)
+        prompt = await self.preparation.conversation(exchange, body, priority=body.priority, tools=given)
+        self.preparation.check_fit(prompt, params, is_capped=is_capped, where=body.FIELD)
+        form = form.after(prompt.text, params, is_begun=body.is_begun)
+        return prompt, form.params(params), form
 
     async def generate(
         self, exchange: Exchange, prompt: ProcessedPrompt, params: SamplingParams

@@ -11,7 +11,6 @@ from starlette.responses import Response
 from corellm_server.endpoints.replies import ERRORS, STREAM, JsonBody, json_response
 from corellm_server.exchange import exchange_of
 from corellm_server.requests.chat import ChatRequest
-from corellm_server.requests.tools import demand_of, given_tools, strict_place
 from corellm_server.responses.chat import ChatResponse
 from corellm_server.responses.events import EventStream
 from corellm_server.responses.usage import Usage
@@ -34,18 +33,9 @@ def chat_routes(service: Service) -> APIRouter:
         model = service.check_model(body.model, "generate")
         defaults = service.client.get_default_sampling_params()
         params = await exchange.aside(lambda: chat_params(body, defaults, service.config.limits))
-        tools = given_tools(body.tools, body.tool_choice, service.config.limits.max_tools)
-        demand = demand_of(tools, body.tool_choice, body.parallel_tool_calls)
-        form = await exchange.aside(
-            lambda: service.forms.of(tools, body.chat_template, demand=demand, strict=strict_place(body.tools))
-        )
-        params = await exchange.aside(lambda: form.holding(params))
-        await service.preparation.check_form(exchange, body, params)
-        prompt = await service.preparation.conversation(exchange, body, priority=body.priority, tools=tools)
         is_capped = body.max_tokens is not None or body.max_completion_tokens is not None
-        service.preparation.check_fit(prompt, params, is_capped=is_capped, where="messages")
-        form = form.after(prompt.text, params, is_begun=body.is_begun)
-        params = form.params(params)
+        asked = body.tools, body.tool_choice, body.parallel_tool_calls is False
+        prompt, params, form = await service.prepare(exchange, body, params, *asked, is_capped=is_capped)
         response = ChatResponse(
             f"chatcmpl-{uuid.uuid4().hex}", model, params.logprobs,
             usage=Usage(**body.usage_options), form=form, with_token_ids=bool(body.return_token_ids),

@@ -12,7 +12,7 @@ from corellm_server.dialects import MESSAGES_PATH
 from corellm_server.endpoints.replies import ERRORS, STREAM, JsonBody, json_response
 from corellm_server.exchange import exchange_of
 from corellm_server.requests.messages import CountTokensRequest, MessagesRequest
-from corellm_server.requests.tools import given_tools, strict_place
+from corellm_server.requests.tools import demand_of, given_tools, strict_place
 from corellm_server.responses.events import EventStream
 from corellm_server.responses.messages import MessageResponse
 from corellm_server.sampling import messages_params
@@ -101,18 +101,8 @@ def message_routes(service: Service) -> APIRouter:
         model = service.check_model(body.model, "generate")
         defaults = service.client.get_default_sampling_params()
         params = await exchange.aside(lambda: messages_params(body, defaults, service.config.limits))
-        tools = given_tools(body.functions, body.function_choice, service.config.limits.max_tools)
-        form = await exchange.aside(
-            lambda: service.forms.of(
-                tools, body.chat_template, demand=body.demand(tools), strict=strict_place(body.functions)
-            )
-        )
-        params = await exchange.aside(lambda: form.holding(params))
-        await service.preparation.check_form(exchange, body, params)
-        prompt = await service.preparation.conversation(exchange, body, priority=body.priority, tools=tools)
-        service.preparation.check_fit(prompt, params, is_capped=False, where="messages")
-        form = form.after(prompt.text, params, is_begun=body.is_begun)
-        params = form.params(params)
+        asked = body.functions, body.function_choice, body.one_call
+        prompt, params, form = await service.prepare(exchange, body, params, *asked, is_capped=False)
         response = MessageResponse(
             model, body.max_tokens, form, tells_cached=body.marks_cache, shows_thinking=body.shows_thinking,
             one_call=body.one_call,
@@ -129,9 +119,9 @@ def message_routes(service: Service) -> APIRouter:
         exchange = exchange_of(request.scope)
         service.check_model(body.model, "generate")
         tools = given_tools(body.functions, body.function_choice, service.config.limits.max_tools)
-        strict = strict_place(body.functions)
+        demand, strict = demand_of(tools, body.function_choice, body.one_call), strict_place(body.functions)
         await exchange.aside(  # refuses tools that a message would be refused for
-            lambda: service.forms.of(tools, body.chat_template, demand=body.demand(tools), strict=strict)
+            lambda: service.forms.of(tools, body.chat_template, demand=demand, strict=strict)
         )
         prompt = await service.preparation.conversation(exchange, body, priority=None, tools=tools)
         return json_response({"input_tokens": len(prompt.token_ids)})

@@ -19,7 +19,6 @@ from corellm_server.errors import ApiError, as_api_error
 from corellm_server.requests.body import FIRST_ERROR, Body
 from corellm_server.requests.chat import Messages, TemplateFields
 from corellm_server.requests.sampling import ChoiceFields
-from corellm_server.requests.tools import Demand, demand_of
 from corellm_server.responses.content_blocks import CALL_PREFIX
 
 _NOT_KEPT = "nothing is kept between requests; send the whole conversation as messages"
@@ -187,10 +186,6 @@ class MessagesFields(TemplateFields, ChoiceFields):
         if choice.type == "tool":
             return {"type": "function", "function": {"name": choice.name}}
         return "required" if choice.type == "any" else choice.type
-
-    def demand(self, tools: Sequence[Mapping[str, Any]]) -> Demand:
-        """What the choice demands of these tools."""
-        return demand_of(tools, self.function_choice, not self.one_call)
 
     @property
     def one_call(self) -> bool:

@@ -18,10 +18,10 @@ _FIELDS = ("name", "description", "parameters", "strict")
 
 
 class Demand(NamedTuple):
-    """That a tool be called."""
+    """A demand that a tool be called."""
 
     tools: Sequence[Mapping[str, Any]] = ()
-    """One of these; none if the model may write text instead."""
+    """Tools of which one is called; none if the model may write text instead."""
     one_call: bool = False
     """Whether only one call may come."""
 
@@ -50,17 +50,17 @@ def given_tools(tools: Sequence[Any] | None, choice: object, most: int) -> list[
     return [] if choice == "none" else read
 
 
-def demand_of(tools: Sequence[Mapping[str, Any]], choice: object, parallel: bool | None) -> Demand:
+def demand_of(tools: Sequence[Mapping[str, Any]], choice: object, one_call: bool) -> Demand:
     """What a request demands.
 
     Args:
         tools: of `given_tools`.
         choice: `tool_choice` of the request, which `given_tools` has checked.
-        parallel: `parallel_tool_calls` of the request.
+        one_call: whether the client takes one call at most.
     """
     if isinstance(choice, Mapping):
         return Demand([tool for tool in tools if tool["function"]["name"] == _chosen(choice)], one_call=True)
-    return Demand(tools if choice == "required" else (), one_call=parallel is False)
+    return Demand(tools if choice == "required" else (), one_call=one_call)
 
 
 def strict_place(tools: Sequence[Any] | None) -> str | None:
