@@ -297,7 +297,7 @@ def mistakes() -> Iterator[Any]:
         "3 images in the request, at most 1",
     )
     yield "instructblipvideo", {"video": make_video(0)}, {"fps": 1}, ProcessorKwargsError, "does not take 'fps'"
-    yield "fuyu", {"image": item("image", 0)}, {"colour": 1}, ProcessorKwargsError, "does not take 'colour'; accepted: "
+    yield "fuyu", {"image": item("image", 0)}, {"colour": 1}, ProcessorKwargsError, "does not take 'colour'; known: "
     yield "llava", {"video": make_video(0)}, {}, RequestError, "no video; .*image"
 
 

@@ -246,7 +246,7 @@ def wrong_prompts() -> list[tuple[Any, type[CorellmError], str]]:
         (ask(b"this is text, not an image"), MediaError, "image 0.*not a"),
         (ask("no/such/file.png"), MediaError, "no such file"),
         ({"prompt": IMAGE_PROMPT, "multi_modal_data": {"video": image}}, UnsupportedModalityError, "video"),
-        (ask(mm_processor_kwargs={"sise": 3}), ProcessorKwargsError, "does not take 'sise'; accepted: .*size"),
+        (ask(mm_processor_kwargs={"sise": 3}), ProcessorKwargsError, "does not take 'sise'; did you mean '.*size'"),
         ("word " * 2000, PromptTooLongError, "1024"),
         ("broken \udcff text", PromptError, "not valid Unicode"),
         ({"prompt": "x", "cache_salt": "\ud800"}, PromptError, "cache_salt"),

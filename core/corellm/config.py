@@ -49,7 +49,7 @@ def kwargs_for(modality: str, mm_processor_kwargs: Mapping[str, Any]) -> dict[st
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Return a hint for an unknown name: the nearest known one, or all of them."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
+    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known)) or 'none'}"
 
 
 def argument_hint(name: str, known: Iterable[str]) -> str:

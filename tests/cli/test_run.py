@@ -92,13 +92,16 @@ def test_image_and_question(
         assert run(capsys, "run", tiny_llava, "--max-tokens", 6, *arguments) == (0, want, "")
 
 
-def test_loading_is_shown_on_a_terminal_only(
+def test_loading_and_a_cut_are_shown_on_a_terminal_only(
     capsys: pytest.CaptureFixture[str], tiny_llava: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A line says which model is being loaded, and is removed before the output."""
+    """A line says which model is being loaded, and is removed before the output; another says what cut that."""
     assert run(capsys, "run", tiny_llava, QUESTION, "--max-tokens", 1)[2] == ""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    assert run(capsys, "run", tiny_llava, QUESTION, "--max-tokens", 1)[2] == f"loading {tiny_llava} ...\r\x1b[K"
+    assert run(capsys, "run", tiny_llava, QUESTION, "--max-tokens", 1)[2] == (
+        f"loading {tiny_llava} ...\r\x1b[K(cut at its longest length; see --max-tokens)\n"
+    )
+    assert run(capsys, "run", "demo", QUESTION, "--max-tokens", 200)[2].count("\n") == 0
 
 
 def test_question_from_standard_input(
@@ -309,7 +312,7 @@ def test_files_are_told_apart_by_content(tmp_path: Path, video: Path, audio: Pat
         (["--audio", "missing.wav", QUESTION], "no such file: 'missing.wav'"),
         (["photo.heic", QUESTION], "no such file: 'photo.heic'"),
         (["https://example.com/a.jpg", QUESTION], "download https://example.com/a.jpg"),
-        (["--mm-processor-kwargs", '{"sise": 1}', "image.png", QUESTION], "does not take 'sise'; accepted: "),
+        (["--mm-processor-kwargs", '{"sise": 1}', "image.png", QUESTION], "does not take 'sise'; did you mean "),
         (["--media-formats", "jpeg,mp4", "image.png", QUESTION], "format png"),
         (["--media-formats", "png,jpg", "image.png", QUESTION], "unknown media format 'jpg'; known: jpeg, png, gif"),
         (["missing.png", QUESTION], "no such file: 'missing.png'"),

@@ -20,7 +20,7 @@ import pytest
 
 import corellm
 from corellm import LLM
-from corellm.cli.conversation import print_text, stream_text
+from corellm.cli.conversation import print_text, stream
 from corellm.engine.llm_engine import LLMEngine
 from corellm.frontend.input_processor import ProcessedPrompt
 from corellm.outputs import RequestOutput
@@ -41,7 +41,7 @@ ROOMY = Setup(max_num_seqs=5)
 DRAFTS = replace(RECOMPUTE, drafts=True)
 CASES = [(SWAP, False), (RECOMPUTE, False), (ROOMY, True), (DRAFTS, False)]
 ROOMS = tuple(str(Path(corellm.__file__).parent / room) for room in ("engine", "frontend", "scheduling"))
-DRIVERS = ("_complete", "_drive", "_abort_unfinished", "stream_text", "print_text")
+DRIVERS = ("_complete", "_drive", "_abort_unfinished", "stream", "print_text")
 
 
 def load() -> tuple[list[ProcessedPrompt], list[SamplingParams]]:
@@ -224,7 +224,7 @@ def test_an_output_interrupted_at_every_line(monkeypatch: pytest.MonkeyPatch, to
 
         def text_of(prompt: ProcessedPrompt) -> str:
             llm.engine.reset_prefix_cache()
-            return print_text(stream_text(llm.engine, "run", prompt, wish))
+            return print_text(stream(llm.engine, "run", prompt, wish))
 
         wanted = text_of(other)
         with Lines() as lines:

@@ -107,9 +107,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         libraries = given.libraries and library != "torch" and given.libraries.resolve()
         tested = parity(environment, given.jobs, given.kernels)
         tried = kinds(environment, given.kinds, given.jobs, libraries or None)
-        line = row(environment, tested, compared(tried, stated, with_libraries=bool(libraries)))
+        counted = compared(tried, stated, with_libraries=bool(libraries))
+        line = row(environment, tested, counted)
         tqdm.write(line.replace("<br>", "\n  "))
-        failed += tested.failed + tuple(kind for kind, outcome in tried.items() if outcome.what == "fails")
+        failed += tested.failed + counted.failed
         if given.write:
             known = rows_of(PAGE.read_text(encoding="utf-8")) if PAGE.is_file() else {}
             PAGE.write_text(page(list({**known, environment.name: line}.values())), encoding="utf-8")

@@ -17,6 +17,7 @@ from corellm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from corellm.engine.llm_engine import LLMEngine
+    from corellm.outputs import CompletionOutput
 
 _HELP = "/image, /video or /audio FILE goes with your next message, /reset starts over, /exit (or Ctrl-D) leaves."
 
@@ -31,13 +32,12 @@ def user_message(text: str, media: Sequence[MediaFile]) -> dict[str, Any]:
     return {"role": "user", "content": [*(file.part for file in media), {"type": "text", "text": text}]}
 
 
-def stream_text(engine: LLMEngine, name: str, prompt: Any, params: SamplingParams) -> Iterator[str]:
-    """Yield the output's text in pieces, without the space that most models begin with. Closing aborts the request.
+def stream(engine: LLMEngine, name: str, prompt: Any, params: SamplingParams) -> Iterator[CompletionOutput]:
+    """Yield the output as it grows. Closing aborts the request.
 
     Raises:
         CorellmError: the request failed.
     """
-    shown = 0
     engine.abort_request(name, silently=True)  # the previous one, if its cleanup was interrupted
     try:
         engine.add_request(name, prompt, params)
@@ -45,23 +45,27 @@ def stream_text(engine: LLMEngine, name: str, prompt: Any, params: SamplingParam
             for output in engine.step():
                 if output.error is not None:
                     raise output.error
-                text = output.outputs[0].text.lstrip()
-                yield text[shown:]
-                shown = len(text)
+                yield output.outputs[0]
     finally:
         engine.abort_request(name, silently=True)
 
 
-def print_text(pieces: Iterator[str]) -> str:
-    """Print an output as it is generated; returns its text, up to Ctrl-C if that stopped it."""
-    text = ""
+def print_text(growing: Iterator[CompletionOutput]) -> str:
+    """Print an output as it is generated, without the space that most models begin with; tell a terminal if it is cut.
+
+    Returns:
+        Its text, up to Ctrl-C if that stopped it.
+    """
+    text, end = "", None
     try:
-        for piece in pieces:
-            text += piece
-            print(piece, end="", flush=True)
+        for output in growing:
+            shown, text, end = len(text), output.text.lstrip(), output.finish_reason
+            print(text[shown:], end="", flush=True)
         print()
+        if end == "length" and sys.stderr.isatty():
+            print("(cut at its longest length; see --max-tokens)", file=sys.stderr)
     except KeyboardInterrupt:
-        pieces.close()  # type: ignore[attr-defined]  # a generator: aborts the request
+        growing.close()  # type: ignore[attr-defined]  # a generator: aborts the request
         print("  (stopped)")
     except CorellmError:
         if text:
@@ -133,7 +137,7 @@ class Conversation:
         message = user_message(text, media)
         try:
             processed = self._engine.input_processor.process_chat([*self._history, message])
-            output = print_text(stream_text(self._engine, "run", processed, self._params))
+            output = print_text(stream(self._engine, "run", processed, self._params))
         except KeyboardInterrupt:
             print("  (stopped)")
         except PromptTooLongError as error:

@@ -9,7 +9,7 @@ import argparse
 import sys
 
 from corellm.cli.arguments import add_engine, add_prompt, load_engine, open_media
-from corellm.cli.conversation import Conversation, print_text, stream_text, system_message, user_message
+from corellm.cli.conversation import Conversation, print_text, stream, system_message, user_message
 from corellm.cli.media import by_modality
 from corellm.errors import RequestError
 from corellm.sampling_params import SamplingParams
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
             processed = engine.input_processor.process({"prompt": prompt, "multi_modal_data": by_modality(media)})
         else:
             processed = engine.input_processor.process_chat([*system_message(args.system), user_message(prompt, media)])
-        if not print_text(stream_text(engine, "run", processed, params)):
+        if not print_text(stream(engine, "run", processed, params)):
             print("(empty output)", file=sys.stderr)
     finally:
         engine.shutdown()

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from inspect import signature
 from typing import Any
 
-from corellm.config import KWARGS_GROUPS, MultiModalConfig, kwargs_for
+from corellm.config import KWARGS_GROUPS, MultiModalConfig, kwargs_for, suggestion
 from corellm.errors import CorellmError, MediaTooLargeError, ProcessorKwargsError
 from corellm.hookspecs import ChatPrompt, ModelContext, hookimpl
 from corellm.media.video import Video
@@ -215,8 +215,8 @@ def check_processor_kwargs(processor: Any, mm_kwargs: Mapping[str, Any]) -> None
     unknown = sorted(set(mm_kwargs) - accepted if accepted is not None else set(mm_kwargs) & _NOT_FOR_USERS)
     if unknown:
         raise ProcessorKwargsError(
-            f"mm_processor_kwargs: {type(processor).__name__} does not take {', '.join(map(repr, unknown))}; "
-            f"accepted: {', '.join(sorted(accepted or ())) or 'none'}",
+            f"mm_processor_kwargs: {type(processor).__name__} does not take {', '.join(map(repr, unknown))}"
+            + suggestion(unknown[0], accepted or ()),
             expected=sorted(accepted or ()),
             got=unknown,
         )

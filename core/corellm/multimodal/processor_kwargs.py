@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from corellm.config import KWARGS_GROUPS, kwargs_for
+from corellm.config import KWARGS_GROUPS, kwargs_for, suggestion
 from corellm.errors import ContractError, ProcessorKwargsError
 from corellm.plugin.hook_callers import HookCallers
 
@@ -76,8 +76,8 @@ class KwargsByModality:
         unknown = sorted(arguments.keys() - known) if known is not None else []
         if unknown:
             raise ProcessorKwargsError(
-                f"mm_processor_kwargs: {group}: {', '.join(map(repr, unknown))} is no argument for {modality} items; "
-                f"accepted: {', '.join(sorted(known or ())) or 'none'}",
+                f"mm_processor_kwargs: {group}: {', '.join(map(repr, unknown))} is no argument for {modality} items"
+                + suggestion(unknown[0], known or ()),
                 modality=modality, expected=sorted(known or ()), got=unknown,
             )  # fmt: skip
         if twice := sorted(arguments.keys() & given.keys()):

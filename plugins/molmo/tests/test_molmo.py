@@ -159,7 +159,7 @@ def test_numbers_of_crops_at_start(tmp_path: Path) -> None:
     """The operator's are checked, too."""
     with pytest.raises(ProcessorKwargsError, match=r"max_crops .* got 0"):
         LLM(str(make_tiny_checkpoint(tmp_path)), mm_processor_kwargs={"max_crops": 0})
-    with pytest.raises(ProcessorKwargsError, match="'crops'; accepted: max_crops"):
+    with pytest.raises(ProcessorKwargsError, match="'crops'; known: max_crops"):
         LLM(str(tmp_path), mm_processor_kwargs={"crops": 3})
 
 
