@@ -14,13 +14,25 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from corellm.loading.mapped_weights import _is_written, release_mapped_weights
+from corellm.loading import mapped_weights
+from corellm.loading.mapped_weights import _clean_in, _is_written, release_mapped_weights
 from corellm.modelling.published import parameters_and_buffers
 from corellm.modelling.weights import fill_weights
 
 pytestmark = pytest.mark.filterwarnings("default")
 
 SIZE = 1 << 20
+
+
+@pytest.fixture(params=["pagemap", "smaps"])
+def shown(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this system shows of pages: themselves, or, as some sandboxes do, sums of each mapping."""
+    kind = str(request.param)
+    if not Path("/proc/self", kind).exists():
+        pytest.skip(f"this system has no /proc/self/{kind}")
+    for name in ("maps", kind):
+        (tmp_path / name).symlink_to(f"/proc/self/{name}")
+    monkeypatch.setattr(mapped_weights, "_PROC", tmp_path)
 
 
 @pytest.fixture
@@ -56,6 +68,7 @@ def is_given_back(tensors: dict[str, torch.Tensor]) -> bool:
     )
 
 
+@pytest.mark.usefixtures("shown")
 def test_weights_are_given_back_and_can_still_be_read(file: Path) -> None:
     tensors = mapped(file)
     assert all(tensor.sum() > 0 for tensor in tensors.values())
@@ -64,6 +77,7 @@ def test_weights_are_given_back_and_can_still_be_read(file: Path) -> None:
     assert (tensors["b"] == 1).all()
 
 
+@pytest.mark.usefixtures("shown")
 def test_a_mapping_that_was_written_to_stays(file: Path) -> None:
     """Giving it back would undo what was written."""
     tensors = mapped(file)
@@ -72,6 +86,7 @@ def test_a_mapping_that_was_written_to_stays(file: Path) -> None:
     assert tensors["b"][5] == 7
 
 
+@pytest.mark.usefixtures("shown")
 def test_other_files_stay(file: Path) -> None:
     """Giving back the pages of libraries would only cost time."""
     other = file.rename(file.with_suffix(".bin"))
@@ -91,6 +106,25 @@ def test_parameters_are_the_files_pages(tmp_path: Path, dtype: torch.dtype, is_m
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
     assert torch.equal(torch.cat([*weights.values()]), rows.to(dtype))
     assert is_given_back(weights) == is_mapped
+
+
+def test_where_nothing_is_shown_all_stays(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = mapped(file)
+    assert tensors["b"].sum() > 0
+    (tmp_path / "maps").symlink_to("/proc/self/maps")
+    monkeypatch.setattr(mapped_weights, "_PROC", tmp_path)
+    assert not is_given_back(tensors)
+
+
+def test_sums_of_mappings() -> None:
+    """A mapping's own sums count, and no other's; pages that were written and swapped out are written ones."""
+    head = "{:x}-{:x} r--p 00000000 00:1 2 {}\nSize: 8 kB\nAnonymous: {:9} kB\nSwap: {:9} kB\nVmFlags: rd\n"
+    smaps = [
+        (0, 1, "[heap]", 4, 4), (1, 2, "/a b.safetensors", 0, 0), (2, 3, "/b.safetensors", 4, 0),
+        (3, 4, "/c.safetensors", 0, 8), (4, 5, "/lib.so", 8, 0), (5, 6, "/d.safetensors", 0, 0), (6, 7, "", 4, 0),
+    ]  # fmt: skip
+    lines = [line for one in smaps for line in head.format(*one).splitlines()]
+    assert _clean_in(lines) == [(1, 2), (5, 6)]
 
 
 def test_pages_that_the_system_does_not_tell_of_count_as_written() -> None:

@@ -9,13 +9,19 @@ from __future__ import annotations
 import ctypes
 import mmap
 import re
+from collections.abc import Iterable
+from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
+_PROC = Path("/proc/self")
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ...p .*\.safetensors$")
+_ANY_MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ ")
+_WRITTEN = re.compile(r"(Anonymous|Swap): +[1-9]")
+"""Of a mapping in smaps: some of its pages are of no file, as they were written."""
 _PRESENT, _SWAPPED, _OF_FILE = 1 << 63, 1 << 62, 1 << 61
-"""Bits of a page in /proc/self/pagemap (Linux, `admin-guide/mm/pagemap`); a page that was written is of no file."""
+"""Bits of a page in pagemap (Linux, `admin-guide/mm/pagemap`); a page that was written is of no file."""
 _AT_ONCE = 1 << 20
 """Pages."""
 
@@ -23,18 +29,38 @@ _AT_ONCE = 1 << 20
 def release_mapped_weights() -> None:
     """Give back the pages of private mappings of safetensors files of which this process has written none.
 
-    The pages of these alone are looked at: /proc/self/smaps walks through all that a process has.
+    The pages of these alone are looked at. Where the system does not show pages, as in some sandboxes, smaps tells the
+    same, for which it walks through all that the process has.
     """
     try:
-        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        with open(_PROC / "maps", encoding="utf-8", errors="replace") as maps:
             mappings = [_MAPPING.match(line) for line in maps]
         ranges = [(int(found[1], 16), int(found[2], 16)) for found in mappings if found]
-        with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
-            clean = [(first, last) for first, last in ranges if not _is_written(pagemap, first, last)]
+        try:
+            with open(_PROC / "pagemap", "rb", buffering=0) as pagemap:
+                clean = [(first, last) for first, last in ranges if not _is_written(pagemap, first, last)]
+        except OSError:
+            with open(_PROC / "smaps", encoding="utf-8", errors="replace") as smaps:
+                clean = _clean_in(smaps)
     except OSError:
         return
     for first, last in clean:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)
+
+
+def _clean_in(smaps: Iterable[str]) -> list[tuple[int, int]]:
+    """Addresses of such mappings without a written page."""
+    clean: list[tuple[int, int]] = []
+    is_weights = False
+    for line in smaps:
+        if found := _MAPPING.match(line):
+            clean.append((int(found[1], 16), int(found[2], 16)))
+        if _ANY_MAPPING.match(line):
+            is_weights = found is not None
+        elif is_weights and _WRITTEN.match(line):
+            clean.pop()
+            is_weights = False
+    return clean
 
 
 def _is_written(pagemap: BinaryIO, first: int, last: int) -> bool:
