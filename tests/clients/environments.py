@@ -11,10 +11,11 @@ import subprocess
 import venv
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 CACHE = Path(__file__).with_name("cache")
 """Ignored by git."""
-CONVERSATIONS = Path(__file__).with_name("conversations")
+SCRIPTS = Path(__file__).parent
 _QUIET = ("--quiet", "--disable-pip-version-check")
 _CPU_INDEX, _CPU_TORCH = "https://download.pytorch.org/whl/cpu", "torch==2.13.0+cpu"
 
@@ -24,10 +25,14 @@ class Client:
     """A library, or one of its interfaces."""
 
     script: str
-    """In `conversations`."""
+    """In `conversations` or `tasks`."""
     environment: str
     requirements: tuple[str, ...]
     """What pip or npm installs into the environment."""
+    kind: Literal["conversations", "tasks"] = "conversations"
+    """What its script does: hold the conversation, or have outputs of a form and calls of tools."""
+    is_of_demo: bool = True
+    """Whether it talks with the demo model; else with one of random weights whose template is told of tools."""
     needs_torch: bool = False
     """Whether its dependencies have torch, which is then installed before them in the build for CPUs."""
     text_first: bool = False
@@ -45,8 +50,8 @@ class Client:
         return cache / self.environment
 
     def command(self, cache: Path, arguments: list[str]) -> list[str]:
-        """What holds its conversation, to be run in its environment's folder."""
-        script = str(CONVERSATIONS / self.script)
+        """What talks with a server, to be run in its environment's folder."""
+        script = str(SCRIPTS / self.kind / self.script)
         return [str(self.folder(cache) / "bin" / "python") if self.is_python else "node", script, *arguments]
 
     def install(self, cache: Path) -> None:
@@ -78,23 +83,27 @@ class Client:
             raise RuntimeError(f"{self.environment} has CUDA's libraries; give it needs_torch")
 
 
+_TASKS: dict[str, Any] = {"kind": "tasks", "is_of_demo": False}
 CLIENTS = {
     "openai, chat": Client("openai_chat.py", "openai", ("openai",)),
     "openai, responses": Client("openai_responses.py", "openai", ("openai",)),
     "anthropic": Client("anthropic_messages.py", "anthropic", ("anthropic",)),
     "openai of JavaScript": Client("openai_js.mjs", "javascript", ("openai",)),
-    "LangChain": Client("langchain.py", "langchain", ("langchain-openai",)),
+    "LangChain": Client("langchain.py", "langchain", ("langchain-openai", "langchain")),
     "litellm": Client("litellm_sdk.py", "litellm", ("litellm",)),
     "llm": Client("llm_cli.py", "llm", ("llm",)),
     "LlamaIndex": Client("llama_index_like.py", "llama-index", ("llama-index-llms-openai-like",)),
     "Pydantic AI": Client("pydantic_agent.py", "pydantic-ai", ("pydantic-ai-slim[openai]",)),
-    "instructor": Client(
-        "instructor_plain.py",
-        "instructor",
-        ("instructor",),
-        lacks="response models: the server holds no output to a form",
-    ),
+    "instructor": Client("instructor_plain.py", "instructor", ("instructor",)),
     "guidellm": Client("guidellm_benchmark.py", "guidellm", ("guidellm[vision]",), needs_torch=True, text_first=True),
     "lm-eval": Client("lm_eval_chat.py", "lm-eval", ("lm-eval[api]", "pillow"), lacks="it never streams"),
+    "openai, an agent": Client("demo_agent.py", "openai", ("openai",), kind="tasks"),
+    "openai, forms": Client("openai_forms.py", "openai", ("openai",), **_TASKS),
+    "anthropic, tools": Client("anthropic_tools.py", "anthropic", ("anthropic",), **_TASKS),
+    "LangChain, tools": Client("langchain_tools.py", "langchain", ("langchain-openai", "langchain"), **_TASKS),
+    "litellm, tools": Client("litellm_tools.py", "litellm", ("litellm",), **_TASKS),
+    "LlamaIndex, tools": Client("llama_index_tools.py", "llama-index", ("llama-index-llms-openai-like",), **_TASKS),
+    "Pydantic AI, types": Client("pydantic_ai_types.py", "pydantic-ai", ("pydantic-ai-slim[openai]",), **_TASKS),
+    "instructor, models": Client("instructor_models.py", "instructor", ("instructor",), **_TASKS),
 }
 """By the name that the table has."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from anthropic import beta_tool
 from anthropic.types import Message
 
 from corellm import AsyncLLM
@@ -202,6 +203,32 @@ def test_a_loop_of_three_calls(running: Running, scripted: ScriptedLLM, template
     assert "grey" in (prompt.text or "")
     assert "toolu_" not in (prompt.text or "")
     assert len(prompt.features) == 1
+
+
+def test_the_clients_own_loop(running: Running, scripted: ScriptedLLM) -> None:
+    """Its runner asks the server to keep the conversation first, and goes on without when told that it cannot."""
+    scripted.outputs, cities = [CALL, "Rain."], []
+
+    @beta_tool
+    def weather(city: str) -> str:
+        """The weather."""
+        cities.append(city)
+        return "grey"
+
+    with client_of(running) as client:
+        last = client.beta.messages.tool_runner(
+            model=MODEL,
+            max_tokens=500,
+            messages=user("Which weather is there?"),
+            tools=[weather],  # type: ignore[arg-type]
+        ).until_done()
+    assert cities == ["Bari"]
+    assert [block.to_dict()["text"] for block in last.content] == ["Rain."]
+    assert "grey" in (scripted.prompts[-1].text or "")
+    for kind in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
+        got = running.post(PATH, request(thread=kind))
+        assert got.status_code == 400
+        assert got.json()["error"]["details"]["error_code"] == "thread_unsupported_request"
 
 
 def test_thoughts_go_back(running: Running, scripted: ScriptedLLM) -> None:

@@ -38,6 +38,9 @@ _KINDS = {
 }
 """Anthropic's types of errors by status, beside those of all other ones."""
 
+_DETAILS = {"thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}
+"""Of fields that are refused, what has Anthropic's client send the request again without them."""
+
 
 def _error_of_messages(error: ApiError, request_id: str) -> dict[str, Any]:
     """An error as Anthropic's clients know it: they are told its field in the message alone."""
@@ -47,7 +50,8 @@ def _error_of_messages(error: ApiError, request_id: str) -> dict[str, Any]:
         is_within = bool(colon) and error.param.startswith(place)  # the message begins with a shorter path
         message = ApiError(error.status, f"{error.param}: {told if is_within else message}").message
     kind = _KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+    details = {"details": _DETAILS[error.param]} if error.param in _DETAILS else {}
+    return {"type": "error", "error": {"type": kind, "message": message, **details}, "request_id": request_id}
 
 
 _OPENAIS = Dialect(lambda error, _: error.body(), b"", b"data: [DONE]\n\n", (b"x-request-id",))

@@ -95,6 +95,7 @@ class MessagesFields(TemplateFields, ChoiceFields):
         "container": Absent((), _NOT_KEPT),
         "context_management": Absent(({}, {"edits": []}), "max_window_size leaves out the oldest turns"),
         "mcp_servers": Absent(([],), "tools are run by the client; describe theirs as tools"),
+        "thread": Absent((False,), _NOT_KEPT),
     }
 
     messages: Messages
