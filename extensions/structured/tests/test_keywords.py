@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,14 +10,9 @@ from llguidance import LLMatcher
 
 from corellm.errors import InvalidParameterError
 from corellm.structured_outputs import StructuredOutputsParams
-from corellm_structured.grammars import compiled, tokenizer_of
+from corellm_structured.grammars import compiled
+from extensions.structured.tests.proof.suite import BYTES, CASES, PAGE, STRICTER, page
 
-SUITE = Path(__file__).parent / "json_schema_test_suite" / "draft2020-12.json"
-CASES: dict[str, list[dict[str, Any]]] = json.loads(SUITE.read_text(encoding="utf-8"))
-BYTES = tokenizer_of([bytes([value]) for value in range(256)])
-STRICTER = {"allOf": "the order of properties", "const": "1.0 is not 1, and their order", "enum": "1.0 is not 1",
-            "format": "a format is asserted", "type": "1.0 is no integer"}  # fmt: skip
-"""Files of which valid data is not allowed, and why: another spelling of it is."""
 REFUSED = {
     "contains", "defs", "dependentRequired", "dependentSchemas", "dynamicRef", "if-then-else", "maxContains",
     "minContains", "not", "oneOf", "propertyNames", "refRemote", "unevaluatedItems", "unevaluatedProperties",
@@ -52,3 +46,8 @@ def test_a_file_of_the_suite(file: str) -> None:
             assert test["valid"] or not allowed, told
             assert allowed or not test["valid"] or file in STRICTER, told
     assert (refused > taken) is (file in REFUSED)
+
+
+def test_the_page_says_what_is_refused() -> None:
+    """It is written by `python -m extensions.structured.tests.proof.suite`."""
+    assert PAGE.read_text(encoding="utf-8") == page()

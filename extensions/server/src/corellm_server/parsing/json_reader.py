@@ -15,6 +15,11 @@ from corellm_server.parsing.reader import SPACES, BrokenFormError, Reader, Readi
 
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null")
+_BEGINNING = re.compile(
+    r"t(?:r(?:ue?)?)?|f(?:a(?:l(?:se?)?)?)?|n(?:u(?:ll?)?)?|"
+    r"-?(?:(?:0|[1-9][0-9]*)(?:\.(?:[0-9]+(?:[eE][+-]?[0-9]*)?)?|[eE][+-]?[0-9]*)?)?"
+)
+"""What may come to be a scalar; it matches any text, as far as that goes."""
 _SCALAR_CHARACTERS = re.compile(r"[-+.0-9a-zA-Z]+")
 _MOST_OF_SCALAR = 400
 _MAX_DEPTH = 48
@@ -62,9 +67,13 @@ class JsonScanner:
         left = _MOST_OF_SCALAR - len(self._scalar)
         found = _SCALAR_CHARACTERS.match(text, position, position + left) if left else None
         if found is not None:
-            self._scalar += found.group()
-            made.append(found.group())
-            return found.end()
+            known, whole = len(self._scalar), self._scalar + found.group()
+            beginning = _BEGINNING.match(whole)
+            assert beginning is not None
+            self._scalar = beginning.group()
+            self.is_broken = self._scalar != whole
+            made.append(self._scalar[known:])
+            return position + len(self._scalar) - known
         self.is_broken = not _SCALAR.fullmatch(self._scalar)
         self._end_value()
         return position
