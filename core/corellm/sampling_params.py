@@ -19,6 +19,7 @@ from corellm.structured_outputs import STRUCTURED, StructuredOutputsParams
 
 MAX_N = 128
 MAX_LOGPROBS = 100
+MAX_LOGPROB_TOKEN_IDS = 128
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024
 _GREEDY_EPS = 1e-5
@@ -164,8 +165,11 @@ class SamplingParams(KnownFields):
     logprobs: int | None = None
     """Report log-probabilities of the sampled token and of this many most likely ones, per generated token; -1 for the
     whole vocabulary, which takes time and memory accordingly."""
+    logprob_token_ids: Sequence[int] | None = None
+    """Report log-probabilities and ranks of these tokens, too, per generated token: at most 128. Without `logprobs` it
+    is 0 then."""
     prompt_logprobs: int | None = None
-    """The same for the prompt's tokens; the first one has no predecessor, so its entry is None."""
+    """What `logprobs` is, for the prompt's tokens; the first one has no predecessor, so its entry is None."""
     max_tokens: int | None = 16
     """Stop after this many generated tokens; None for as many as fit."""
     min_tokens: int = 0
@@ -260,6 +264,7 @@ class SamplingParams(KnownFields):
 
     def _check_report(self) -> None:
         self.logprobs = _top("logprobs", self.logprobs)
+        self._check_stated()
         self.prompt_logprobs = _top("prompt_logprobs", self.prompt_logprobs)
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
@@ -270,6 +275,20 @@ class SamplingParams(KnownFields):
             raise InvalidParameterError(
                 f"output_kind must be a RequestOutputKind, got {self.output_kind!r:.100}", param="output_kind"
             )
+
+    def _check_stated(self) -> None:
+        if self.logprob_token_ids is None:
+            return
+        stated = dict.fromkeys(_token_ids("logprob_token_ids", self.logprob_token_ids))
+        if len(stated) > MAX_LOGPROB_TOKEN_IDS:
+            raise InvalidParameterError(
+                f"logprob_token_ids takes at most {MAX_LOGPROB_TOKEN_IDS} token ids, got {len(stated)}; logprobs=-1 "
+                "reports the whole vocabulary",
+                param="logprob_token_ids",
+            )
+        self.logprob_token_ids = tuple(stated) or None
+        if stated and self.logprobs is None:
+            self.logprobs = 0
 
     @staticmethod
     def _checked_bias(bias: Any) -> dict[int, float]:

@@ -401,6 +401,45 @@ def test_logprobs_are_those_of_the_raw_model(dtype: torch.dtype) -> None:
     assert third is None
 
 
+@pytest.mark.parametrize("others", [None, -1, 7])
+def test_logprobs_of_stated_tokens(others: int | None) -> None:
+    """Those of torch's log-softmax, with ranks counted by value, whatever the other rows of the batch ask for."""
+    logits = logits_of(4)
+    logits[0, 40] = logits[0, 41]
+    stated = (41, 3, 299)
+    states = [
+        state(SamplingParams(temperature=0, logit_bias={77: 100.0}, logprob_token_ids=[*stated, 3])),
+        state(SamplingParams(temperature=0, logprobs=2, logprob_token_ids=[5])),
+        state(SamplingParams(temperature=0, logprobs=others)),
+        state(SamplingParams(temperature=0, logprobs=0)),
+    ]
+    found = Sampler()(logits, states).logprobs
+    expected = logits.log_softmax(dim=-1)
+    assert found[0] is not None
+    assert found[0].token_ids == [77, *stated]
+    assert found[1] is not None
+    assert found[1].token_ids == [int(logits[1].argmax()), *logits[1].topk(2).indices.tolist(), 5]
+    for row in (0, 1):
+        one = found[row]
+        assert one is not None
+        assert one.logprobs == pytest.approx(expected[row, one.token_ids].tolist(), abs=1e-5)
+        assert one.ranks == [1 + int((logits[row] > logits[row, token]).sum()) for token in one.token_ids]
+    assert [None if one is None else len(one.token_ids) for one in found[2:]] == [
+        {None: None, -1: VOCAB + 1, 7: 8}[others], 1
+    ]  # fmt: skip
+
+
+def test_stated_tokens_are_checked() -> None:
+    """Without `logprobs` it becomes 0; too many, and what is no token id, are refused by name."""
+    assert SamplingParams(logprob_token_ids=[4]).logprobs == 0
+    assert SamplingParams(logprob_token_ids=[4], logprobs=3).logprobs == 3
+    assert SamplingParams(logprob_token_ids=[]).logprobs is None
+    for wrong in ([-1], "4", [True], range(129)):
+        with pytest.raises(InvalidParameterError) as caught:
+            SamplingParams(logprob_token_ids=wrong)  # type: ignore[arg-type]
+        assert caught.value.param == "logprob_token_ids"
+
+
 def test_logprobs_of_ties_and_of_tokens_beyond_the_vocabulary() -> None:
     """Equal logits share a rank; a placeholder id the model has no logit for is impossible and comes last."""
     logits = torch.tensor([[1.0, 3.0, 3.0, 0.0], [1.0, 3.0, 3.0, 0.0]])

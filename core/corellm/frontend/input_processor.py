@@ -506,7 +506,7 @@ class InputProcessor:
             InvalidParameterError: names the parameter and the value.
             RequestFailedError: the constraint's extension failed.
         """
-        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids", "logprob_token_ids"):
             for token in getattr(params, name) or ():
                 if token >= self.vocab_size:
                     raise InvalidParameterError(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from corellm.scheduling.batch import TokenLogprobs
-from corellm.system.transfers import Download
+from corellm.system.transfers import Download, upload
 
 ALL = -1
 """Number of most likely tokens that stands for the whole vocabulary."""
@@ -26,9 +27,12 @@ class LogprobsInFlight:
         token_ids: `[n]` int64 on their device, the token at each position. A prompt's placeholder id beyond the logits'
             width has log-probability minus infinity and the last rank.
         num_top: how many of the most likely tokens to report; 0 for none, `ALL` for all.
+        stated: further tokens of each position, within the logits' width.
     """
 
-    def __init__(self, logits: Tensor, token_ids: Tensor, num_top: int) -> None:
+    def __init__(
+        self, logits: Tensor, token_ids: Tensor, num_top: int, stated: Sequence[Sequence[int]] | None = None
+    ) -> None:
         values = logits.float()
         vocab_size = values.shape[1]
         tokens = token_ids[:, None]
@@ -44,17 +48,45 @@ class LogprobsInFlight:
         ids = torch.cat([tokens, top_ids], dim=1)
         logprobs = torch.cat([own, top], dim=1) - total
         ranks = torch.cat([own_rank, top_rank], dim=1)
+        self._num_stated = None if stated is None else [len(row) for row in stated]
+        if stated is not None:
+            asked = _padded(stated, values.device)
+            found = values.gather(1, asked)
+            ids, logprobs = torch.cat([ids, asked], dim=1), torch.cat([logprobs, found - total], dim=1)
+            ranks = torch.cat([ranks, _ranks(values, found)], dim=1)
         self._numbers = Download(torch.stack([ids.double(), logprobs.double(), ranks.double()], dim=1))
 
     def wait(self) -> list[TokenLogprobs]:
-        """Return per row the token itself, then the `num_top` most likely in descending order (it may be among them).
+        """Return per row the token itself, then the `num_top` most likely in descending order (it may be among them),
+        then the stated ones.
 
         Equal logits share a rank: one more than the number of tokens that are more likely.
         """
+        rows = self._numbers.wait()
+        if self._num_stated is not None:  # without those that fill shorter rows up
+            padding = max(self._num_stated)
+            rows = [
+                [numbers[: len(numbers) - padding + count] for numbers in row]
+                for row, count in zip(rows, self._num_stated, strict=True)
+            ]
         return [
             TokenLogprobs([int(token) for token in ids], logprobs, [int(rank) for rank in ranks])
-            for ids, logprobs, ranks in self._numbers.wait()
+            for ids, logprobs, ranks in rows
         ]
+
+
+def _padded(stated: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Return the rows, filled up with token 0: `[n, most]` int64."""
+    filled = np.zeros((len(stated), max(map(len, stated))), dtype=np.int64)
+    for row, tokens in zip(filled, stated, strict=True):
+        row[: len(tokens)] = tokens
+    return upload(filled, device)
+
+
+def _ranks(values: Tensor, found: Tensor) -> Tensor:
+    """Return one more than how many of a row's `values` `[n, vocab]` are above each of its `found` `[n, count]`."""
+    ascending = values.sort(dim=-1).values
+    return values.shape[1] - torch.searchsorted(ascending, found.contiguous(), right=True) + 1
 
 
 def prompt_logprobs(

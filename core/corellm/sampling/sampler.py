@@ -19,6 +19,7 @@ from corellm.sampling.logit_edits import edit_logits
 from corellm.sampling.logprobs import ALL, LogprobsInFlight
 from corellm.sampling.sampling_state import SamplingState
 from corellm.sampling.token_weights import token_weights
+from corellm.sampling_params import SamplingParams
 from corellm.scheduling.batch import TokenLogprobs
 from corellm.system.transfers import Download, upload
 
@@ -68,7 +69,7 @@ class TokensInFlight:
             rows, pending = self._logprobs
             for row, found in zip(rows, pending.wait(), strict=True):
                 if token_ids[row] != FAILED:
-                    logprobs[row] = _first(found, self._states[row].params.logprobs)
+                    logprobs[row] = _asked(found, self._states[row].params)
         return SamplerOutput(token_ids, logprobs, failed)
 
 
@@ -207,12 +208,17 @@ def _start_logprobs(
     index = upload(np.array(rows, dtype=np.int64), logits.device)
     numbers = [num_top for _, num_top in wanted]
     num_top = ALL if ALL in numbers else max(numbers)
-    return rows, LogprobsInFlight(logits[index], token_ids[index], num_top)
+    stated = [states[row].params.logprob_token_ids or () for row in rows]
+    return rows, LogprobsInFlight(logits[index], token_ids[index], num_top, stated if any(stated) else None)
 
 
-def _first(found: TokenLogprobs, num_top: int | None) -> TokenLogprobs:
-    """Return the token itself and at most `num_top` others."""
-    if num_top == ALL:
+def _asked(found: TokenLogprobs, params: SamplingParams) -> TokenLogprobs:
+    """Return the token itself, as many of the most likely ones as are wanted, and the stated ones."""
+    if params.logprobs == ALL:
         return found
-    end = (num_top or 0) + 1
-    return TokenLogprobs(found.token_ids[:end], found.logprobs[:end], found.ranks[:end])
+    end, stated = (params.logprobs or 0) + 1, len(found.token_ids) - len(params.logprob_token_ids or ())
+    return TokenLogprobs(
+        found.token_ids[:end] + found.token_ids[stated:],
+        found.logprobs[:end] + found.logprobs[stated:],
+        found.ranks[:end] + found.ranks[stated:],
+    )

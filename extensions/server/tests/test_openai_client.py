@@ -41,6 +41,34 @@ def test_chat_equals_the_offline_api(running: Running, offline: LLM) -> None:
     assert got.usage.total_tokens == got.usage.prompt_tokens + 6
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_of_stated_tokens(running: Running, offline: LLM, stream: bool) -> None:
+    """In chat and in completions, whole and streamed: those of the offline API, by the tokens' texts."""
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logprob_token_ids=[40, 50])
+    (want,) = offline.generate("count to ten", params)
+    positions = want.outputs[0].logprobs or []
+    assert all({40, 50} <= {*position} for position in positions)
+    texts = [{one.decoded_token for one in position.values()} for position in positions]
+    fields: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 3, "stream": stream}
+    body = {"ignore_eos": True, "logprob_token_ids": [40, 50]}
+    made = running.client().completions.create(prompt="count to ten", logprobs=0, **fields, extra_body=body)
+    tops = [top for one in (made if stream else [made]) if one.choices for top in one.choices[0].logprobs.top_logprobs]
+    assert [{*top} for top in tops] == texts
+    for top, position in zip(tops, positions, strict=True):
+        assert top == pytest.approx({one.decoded_token: one.logprob for one in position.values()}, abs=1e-4)
+    talk = running.client().chat.completions.create(messages=user("ten"), logprobs=True, **fields, extra_body=body)
+    parts = [one.choices[0].logprobs for one in (talk if stream else [talk]) if one.choices]
+    entries = [entry for part in parts if part is not None for entry in part.content]
+    named = {offline.get_tokenizer().decode([token]) for token in (40, 50)}
+    assert len(entries) == 3
+    assert all(named <= {top.token for top in entry.top_logprobs} for entry in entries)
+    with pytest.raises(openai.BadRequestError, match="logprob_token_ids needs logprobs"):
+        running.client().chat.completions.create(messages=user("ten"), **fields, extra_body=body)
+    wrong = {"logprob_token_ids": [10**6]}
+    with pytest.raises(openai.BadRequestError, match="is no token id of this model"):
+        running.client().completions.create(prompt="ten", logprobs=0, **fields, extra_body=wrong)
+
+
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_stream_reassembles_to_the_response(running: Running, n: int) -> None:
     """Chunks by index make the same texts, reasons and log-probabilities; the last one has the same usage."""

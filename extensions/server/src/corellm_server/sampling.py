@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from corellm.sampling_params import MAX_STOP_STRINGS, RequestOutputKind, SamplingParams
+from corellm.sampling_params import MAX_LOGPROB_TOKEN_IDS, MAX_STOP_STRINGS, RequestOutputKind, SamplingParams
 from corellm_server.errors import ApiError
 from corellm_server.limits import RequestLimits
 from corellm_server.requests.audio import TranscriptionRequest
@@ -25,6 +25,7 @@ _MOST_OF_LISTS = {
     "stop_token_ids": (1 << 14, "token ids"),
     "allowed_token_ids": (1 << 17, "token ids"),
     "bad_words": (MAX_STOP_STRINGS, "strings"),
+    "logprob_token_ids": (MAX_LOGPROB_TOKEN_IDS, "token ids"),
 }
 """Each entry is looked at several times, in the event loop."""
 
@@ -116,9 +117,11 @@ def _params(
         _at_most("n", request.n, limits.max_n)
         if request.stream_options is not None and not request.stream:
             raise ApiError(400, "stream_options needs stream: true", param="stream_options")
+        if request.logprob_token_ids and logprobs is None:
+            raise ApiError(400, "logprob_token_ids needs logprobs", param="logprob_token_ids")
     _at_most(stop_name, len(stop), limits.max_stop, "strings")
     for name, (most, unit) in _MOST_OF_LISTS.items():
-        _at_most(name, len(getattr(request, name) or ()), most, unit)
+        _at_most(name, len(getattr(request, name, None) or ()), most, unit)
     _at_most("temperature", request.temperature, limits.max_temperature)
     logprobs_name = "logprobs" if isinstance(request, CompletionRequest) else "top_logprobs"
     _check_count(logprobs_name, logprobs, limits.max_logprobs)

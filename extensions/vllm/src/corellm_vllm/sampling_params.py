@@ -56,7 +56,6 @@ class SamplingParams(CoreSamplingParams):
     guided_decoding: Any = field(default=None, repr=False)
     length_penalty: Any = field(default=1.0, repr=False)
     logits_processors: Any = field(default=None, repr=False)
-    logprob_token_ids: Any = field(default=None, repr=False)
     prompt_logprob_start: Any = field(default=None, repr=False)
     prompt_logprob_token_ids: Any = field(default=None, repr=False)
     repetition_detection: Any = field(default=None, repr=False)

@@ -13,6 +13,7 @@ from corellm_server.exchange import exchange_of
 from corellm_server.requests.chat import ChatRequest
 from corellm_server.responses.chat import ChatResponse
 from corellm_server.responses.events import EventStream
+from corellm_server.responses.logprobs import num_reported
 from corellm_server.responses.usage import Usage
 from corellm_server.sampling import chat_params
 from corellm_server.service import Service
@@ -37,7 +38,7 @@ def chat_routes(service: Service) -> APIRouter:
         asked = body.tools, body.tool_choice, body.parallel_tool_calls is False
         prompt, params, form = await service.prepare(exchange, body, params, *asked, is_capped=is_capped)
         response = ChatResponse(
-            f"chatcmpl-{uuid.uuid4().hex}", model, params.logprobs,
+            f"chatcmpl-{uuid.uuid4().hex}", model, num_reported(params),
             usage=Usage(**body.usage_options), form=form, with_token_ids=bool(body.return_token_ids),
             shows_reasoning=body.include_reasoning is not False, one_call=body.parallel_tool_calls is False,
         )  # fmt: skip

@@ -17,6 +17,7 @@ from corellm_server.exchange import Exchange, exchange_of
 from corellm_server.requests.completions import CompletionRequest, Prompt
 from corellm_server.responses.completions import CompletionResponse
 from corellm_server.responses.events import EventStream
+from corellm_server.responses.logprobs import num_reported
 from corellm_server.responses.usage import Usage
 from corellm_server.sampling import completion_params
 from corellm_server.service import Service
@@ -40,7 +41,7 @@ def completion_routes(service: Service) -> APIRouter:
         given = body.prompts
         prompts = await _prepare(service, body, given, exchange, params)
         response = CompletionResponse(
-            f"cmpl-{uuid.uuid4().hex}", model, len(prompts), params.n, params.logprobs,
+            f"cmpl-{uuid.uuid4().hex}", model, len(prompts), params.n, num_reported(params),
             echoes=await _echoes(service, exchange, given) if body.echo else None, prompt_only=body.max_tokens == 0,
             usage=Usage(**body.usage_options),
         )  # fmt: skip

@@ -107,6 +107,8 @@ class CompletionFields(SamplingFields):
     """Most tokens to generate."""
     stream_options: StreamOptions | None = None
     """With `stream` only."""
+    logprob_token_ids: Annotated[list[int], FIRST_ERROR] | None = None
+    """Report log-probabilities of these tokens, too; with `logprobs`."""
     response_format: dict[str, Any] | None = None
     """The form of the output: `{"type": "text"}`, `json_object`, or `json_schema` with `json_schema.schema`."""
 

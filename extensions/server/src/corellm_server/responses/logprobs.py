@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from corellm.outputs import CompletionOutput, Logprob, PositionLogprobs
+from corellm.sampling_params import SamplingParams
 
 _REPLACEMENT = "\ufffd"
 _LOWEST = -9999.0
 """Stands for minus infinity, which JSON does not have."""
+
+
+def num_reported(params: SamplingParams) -> int | None:
+    """How many entries a position has beside its token's: the most likely ones, and where tokens are stated all that
+    the engine reports; None for no log-probabilities.
+    """
+    return sys.maxsize if params.logprob_token_ids else params.logprobs
 
 
 def chat_logprobs(output: CompletionOutput, num_top: int) -> dict[str, Any]:

@@ -20,7 +20,6 @@ ABSENT_SAMPLING = {
     "logits_processors": Absent(
         (None, [], ()), "use logit_bias, allowed_token_ids or bad_words, or an extension's register_sampling"
     ),
-    "logprob_token_ids": Absent((None,), "use logprobs=-1, and look the tokens up"),
     "prompt_logprob_start": Absent((None, 0), "prompt_logprobs are of the whole prompt"),
     "prompt_logprob_token_ids": Absent((None,), "use prompt_logprobs=-1, and look the tokens up"),
     "repetition_detection": Absent((None,), "use repetition_penalty"),
