@@ -19,7 +19,6 @@ from corellm.engine.at_exit import stop_at_exit
 from corellm.engine.llm_engine import LLMEngine
 from corellm.engine.maintenance import Maintenance
 from corellm.errors import (
-    AbsentMethodError,
     ConfigError,
     CorellmError,
     EngineDeadError,
@@ -31,7 +30,7 @@ from corellm.frontend.input_processor import ProcessedPrompt
 from corellm.frontend.preparation_pools import CallingThread
 from corellm.known_fields import refusing
 from corellm.outputs import RequestOutput
-from corellm.plugin.extensions import call_extensions
+from corellm.plugin.calls import CallOfExtension
 from corellm.progress import Progress
 from corellm.prompts import priority_of_each, split_prompts
 from corellm.sampling_params import SamplingParams, params_of_each
@@ -55,27 +54,6 @@ _Result = TypeVar("_Result")
 _MOST_PREPARING = 4
 """Threads that prepare prompts, at most: they share the interpreter with the engine's thread, which more of them only
 hold up."""
-
-
-class _CallOfExtension:
-    """A method of `LLM` that an extension brings (`offer_calls`)."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, llm: LLM | None, owner: type) -> Any:
-        if llm is None:
-            return self
-        for _, calls in call_extensions("offer_calls", lambda calls: True, llm=llm):
-            if hasattr(calls, self._name):
-                return getattr(calls, self._name)
-        raise AbsentMethodError(
-            f"LLM.{self._name} comes with corellm-{self._folder}; from a checkout: pip install "
-            f"./extensions/{self._folder}"
-        )
 
 
 class LLM(Maintenance, NotPicklable):
@@ -320,14 +298,16 @@ class LLM(Maintenance, NotPicklable):
 
     # --- calls of extensions ----------------------------------------------------------------------------------------
 
-    if TYPE_CHECKING:  # arguments and results are documented at `corellm_pooling.calls`
+    if TYPE_CHECKING:  # arguments and results are documented at `corellm_pooling.calls`, `corellm_decoding.beam_calls`
         encode: Callable[..., list[PoolingRequestOutput[PoolingOutput]]]
         embed: Callable[..., list[PoolingRequestOutput[EmbeddingOutput]]]
         classify: Callable[..., list[PoolingRequestOutput[ClassificationOutput]]]
         reward: Callable[..., list[PoolingRequestOutput[PoolingOutput]]]
         score: Callable[..., list[PoolingRequestOutput[ScoringOutput]]]
+        beam_search: Callable[..., list[RequestOutput]]
     else:
-        encode, embed, classify, reward, score = (_CallOfExtension("pooling") for _ in range(5))
+        encode, embed, classify, reward, score = (CallOfExtension("pooling") for _ in range(5))
+        beam_search = CallOfExtension("decoding")
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
@@ -347,13 +327,16 @@ class LLM(Maintenance, NotPicklable):
                 f"use_tqdm must be True, False or a function that makes a progress bar, got {use_tqdm!r:.100}",
                 param="use_tqdm",
             )
-        ordered = self._in_engine(lambda _: self._complete(prepare, params, use_tqdm))
+        return self.run_ended(self._in_engine(lambda _: self._complete(prepare, params, use_tqdm)), on_error)
+
+    def run_ended(self, ordered: list[Any], on_error: OnError) -> list[Any]:
+        """Return the outputs of a call; or raise the first one's error, as `on_error` says."""
         failed = [(i, output.error) for i, output in enumerate(ordered) if output.error is not None]
         if failed and on_error == "raise":
             index, error = failed[0]
-            if len(prepare) > 1:
+            if len(ordered) > 1:
                 error.add_note(
-                    f"(prompt {index} of {len(prepare)}; {len(failed)} failed, the others' outputs are in .outputs)"
+                    f"(prompt {index} of {len(ordered)}; {len(failed)} failed, the others' outputs are in .outputs)"
                 )
             error.outputs = ordered  # type: ignore[attr-defined]
             raise error

@@ -74,7 +74,7 @@ def alone(llm: LLM) -> list[Any]:
 def test_outputs_obey_their_constraints(llm: LLM, alone: list[Any]) -> None:
     """Every token is allowed by those before it; those that must end do."""
     vocab_size = llm.engine.input_processor.vocab_size
-    (eos,) = llm.engine._eos_token_ids
+    (eos,) = llm.engine.eos_token_ids
     for (_, params), outputs in zip(REQUESTS, alone, strict=True):
         if params.constraint is None:
             continue

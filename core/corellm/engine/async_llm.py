@@ -13,10 +13,10 @@ import os
 import queue
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from corellm.engine.at_exit import stop_at_exit
 from corellm.engine.llm_engine import LLMEngine
@@ -28,6 +28,7 @@ from corellm.frontend.preparation_pools import PreparationPools
 from corellm.frontend.text_limit import CHEAP_CHARACTERS
 from corellm.known_fields import refusing
 from corellm.outputs import RequestOutput
+from corellm.plugin.calls import CallOfExtension
 from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from corellm.pooling_params import PoolingParams
 from corellm.sampling_params import SamplingParams
@@ -207,6 +208,11 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
         async with contextlib.aclosing(self._stream(prepare, takes_long, pooling_params, request_id)) as outputs:
             async for output in outputs:
                 yield output
+
+    if TYPE_CHECKING:  # documented at `corellm_decoding.beam_calls`
+        beam_search: Callable[..., Awaitable[RequestOutput]]
+    else:
+        beam_search = CallOfExtension("decoding")
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Abort one or several requests; each yields a last output with the finish reason `"abort"`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from corellm.engine.metrics import Metric
@@ -44,6 +44,14 @@ class EngineClient(Protocol):
     @property
     def labels(self) -> Mapping[int, str]:
         """Names of the model's classes by number, as its configuration states them."""
+
+    @property
+    def beam_search(self) -> Callable[..., Awaitable[RequestOutput]]:
+        """What an extension brings to search for the most likely outputs of a prompt.
+
+        Raises:
+            AbsentMethodError: none does.
+        """
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of requests without any."""

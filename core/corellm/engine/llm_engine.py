@@ -84,7 +84,8 @@ class LLMEngine(NotPicklable):
         self._runner: ModelRunner | None = model.runner
         self._is_healthy = is_healthy
         self._templates = model.templates
-        self._eos_token_ids = model.eos_token_ids
+        self.eos_token_ids = model.eos_token_ids
+        """Tokens that end outputs, unless a request ignores them."""
         self._default_params = located.sampling
         self.output_processor = OutputProcessor(self.context.tokenizer)
         self.num_prompt_tokens = 0
@@ -198,7 +199,7 @@ class LLMEngine(NotPicklable):
                 prompt_token_ids=prompt.own_token_ids,
                 sampling_params=params if params.n == 1 else params.child(index),
                 features=prompt.features,
-                eos_token_ids=self._eos_token_ids,
+                eos_token_ids=self.eos_token_ids,
                 priority=prompt.priority,
                 cache_salt=prompt.cache_salt,
                 arrival_time=arrival_time,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from corellm.config import EngineConfig, ModelConfig
+    from corellm.engine.async_llm import AsyncLLM
     from corellm.frontend.prompt_key import PromptKey
     from corellm.hookspecs import ModelContext
     from corellm.llm import LLM
@@ -173,8 +174,8 @@ def wrap_adapter(context: ModelContext) -> Any:
 
 
 @_hookspec
-def offer_calls(llm: LLM) -> Any:
-    """Give an object whose methods are calls that `LLM` has names for (`encode`, `embed`, `classify`, ...); or None."""
+def offer_calls(llm: LLM | AsyncLLM) -> Any:
+    """Give an object whose methods are calls that `LLM` or `AsyncLLM` has names for (`embed`, ...); or None."""
 
 
 @_hookspec

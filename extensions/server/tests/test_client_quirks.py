@@ -129,8 +129,9 @@ def test_bodies(client: str) -> None:
 @pytest.mark.parametrize(
     ("body", "name", "value"),
     [
-        (ChatRequest, "length_penalty", 0.5), (ChatRequest, "best_of", 2), (ChatRequest, "best_of", True),
-        (ChatRequest, "echo", True), (ChatRequest, "use_beam_search", True), (ChatRequest, "use_beam_search", 0),
+        (ResponsesRequest, "length_penalty", 0.5), (ResponsesRequest, "best_of", 2),
+        (ResponsesRequest, "best_of", True), (ChatRequest, "echo", True),
+        (ResponsesRequest, "use_beam_search", True), (ResponsesRequest, "use_beam_search", 0),
         (CompletionRequest, "add_special_tokens", False),
         (EmbeddingRequest, "embed_dtype", "float16"),
     ],

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from corellm.sampling_params import SamplingParams
 from corellm.structured_outputs import StructuredOutputsParams
+from corellm_decoding import BeamSearchParams
 from corellm_server.errors import ApiError
 from corellm_server.form import UploadedFile
 from corellm_server.requests.audio import TranscriptionRequest
@@ -114,6 +115,7 @@ def test_a_long_name_is_not_compared_whole(monkeypatch: pytest.MonkeyPatch) -> N
 def test_extra_fields_are_sampling_parameters() -> None:
     """Fields beyond OpenAI's have the names that `SamplingParams` has."""
     own = {*CompletionFields.model_fields} - {"model", "stream", "stream_options", "priority", "response_format"}
+    own -= {"use_beam_search", "best_of", *BeamSearchParams.__dataclass_fields__} - {"logprobs"}
     guides = {name.removeprefix("guided_") for name in own if name.startswith("guided_")}
     assert guides == {"json", "regex", "choice", "grammar"} <= {*StructuredOutputsParams.__dataclass_fields__}
     assert own - {f"guided_{name}" for name in guides} <= {*SamplingParams.__dataclass_fields__}

@@ -86,6 +86,7 @@ KINDS: dict[str, Kind] = {
     "score": Kind("score.py"),
     "reward": Kind("reward.py"),
     "structured_outputs": Kind("structured_outputs.py"),
+    "beam_search": Kind("beam search"),
     # refused
     "score_template": Kind("using_template_offline.py", InvalidParameterError, "template="),
     "reset_kv": Kind("llm_engine_reset_kv.py", InvalidParameterError, "abort_request"),
@@ -101,7 +102,6 @@ KINDS: dict[str, Kind] = {
     "load_sharded_state": Kind("load_sharded_state.py", ConfigError, "load_format"),
     "save_sharded_state": Kind("save_sharded_state.py", AbsentMethodError, "engine_core"),
     "sleep_mode": Kind("cuda_graph_sleep_mode.py, rlhf_colocate.py", AbsentMethodError, "close()"),
-    "beam_search": Kind("beam search", AbsentMethodError, "SamplingParams(n=...)"),
     "disaggregated_prefill": Kind("disaggregated_prefill.py, cpu_offload_lmcache.py", AbsentNameError, "KV cache"),
     "mistral_tokenizer": Kind("mistral-small.py", ConfigError, "tokenizer_mode"),
     "rlhf": Kind("rlhf.py", AbsentMethodError, "apply_model"),

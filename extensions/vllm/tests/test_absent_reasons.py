@@ -53,7 +53,6 @@ MISSING: dict[str, set[str]] = {
     "no metrics are logged": {"stats"},
     "requests are not logged": {"log_requests"},
     "no platform has arguments": {"platform", "platforms"},
-    "beam search": {"beam", "beams"},
     "no sampler here takes any": {"extra_args"},
     "prompts are text or token ids": {"prompt_embeds"},
 }

@@ -153,6 +153,7 @@ def _ready(engine: LLMEngine) -> Ready:
         num_kv_blocks=scheduler.blocks.capacity,
         tasks=engine.tasks,
         reads_pairs=engine.reads_pairs,
+        eos_token_ids=engine.eos_token_ids,
         findings=engine.context.findings,
     )
 

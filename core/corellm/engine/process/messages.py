@@ -96,6 +96,7 @@ class Ready(_Message):
     tasks: tuple[str, ...]
     """Tasks that requests may have."""
     reads_pairs: bool
+    eos_token_ids: frozenset[int]
     findings: dict[str, Any]
     """The adapter's, of the model."""
 

@@ -128,6 +128,11 @@ class RemoteEngine:
         """As `LLMEngine.reads_pairs`."""
         return self.sizes.reads_pairs
 
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """As `LLMEngine.eos_token_ids`."""
+        return self.sizes.eos_token_ids
+
     def own_params(self, given: Any) -> Any:
         """As `LLMEngine.own_params`; what the loaded model alone can refuse comes as an output."""
         return self.use.own_params(given, self._default_params, self.tasks)

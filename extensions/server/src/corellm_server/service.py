@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from corellm.errors import AbsentMethodError
 from corellm.outputs import RequestOutput
 from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from corellm.pooling_params import PoolingParams
@@ -155,6 +157,25 @@ class Service:
         """The final output of a prompt."""
         async with contextlib.aclosing(self.generate(exchange, prompt, params)) as outputs:
             return [output async for output in outputs][-1]
+
+    async def search(self, exchange: Exchange, prompt: ProcessedPrompt, beams: dict[str, Any], n: int) -> RequestOutput:
+        """The `n` best outputs of a search with beams; it is aborted when this is cancelled.
+
+        Raises:
+            ApiError: what searches is not installed.
+        """
+        try:
+            beam_search = self.client.beam_search
+        except AbsentMethodError as error:
+            raise ApiError(400, f"use_beam_search is not supported here: {error}", param="use_beam_search") from None
+        self.metrics.prepared(exchange, len(prompt.token_ids))
+        output = await beam_search(prompt, beams)
+        output = replace(output, outputs=output.outputs[:n])
+        num_tokens = sum(len(completion.token_ids) for completion in output.outputs)
+        self.metrics.finished(exchange, output, num_tokens)
+        exchange.num_output_tokens += num_tokens
+        exchange.outputs.append(output)
+        return output
 
     async def pool(
         self, exchange: Exchange, prompt: ProcessedPrompt, params: PoolingParams

@@ -48,7 +48,7 @@ class Subject:
         self.context, self.inputs = engine.context, engine.input_processor
         self.hooks, self.processor = self.inputs.mm_processor.hooks, self.inputs.mm_processor
         self.model = engine.runner.model
-        self.end_token_ids = reference.end_token_ids = engine._eos_token_ids
+        self.end_token_ids = reference.end_token_ids = engine.eos_token_ids
         self.encoders = engine.runner.encoders
         self._decoder_config: Any = getattr(engine.runner._language_model, "config", None)
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from corellm.prompts import PromptType as PromptType
     from corellm.prompts import TextPrompt as TextPrompt
     from corellm.prompts import TokensPrompt as TokensPrompt
+    from corellm_decoding import BeamSearchParams as BeamSearchParams
     from corellm_vllm.engine.arg_utils import AsyncEngineArgs as AsyncEngineArgs
     from corellm_vllm.engine.arg_utils import EngineArgs as EngineArgs
     from corellm_vllm.engine.async_llm_engine import AsyncLLM as AsyncLLM
@@ -38,6 +39,7 @@ _HOMES = {
     "AsyncEngineArgs": "corellm_vllm.engine.arg_utils",
     "AsyncLLM": "corellm_vllm.engine.async_llm_engine",
     "AsyncLLMEngine": "corellm_vllm.engine.async_llm_engine",
+    "BeamSearchParams": "corellm_decoding",
     "ClassificationOutput": "corellm.pooling_outputs",
     "ClassificationRequestOutput": "corellm.pooling_outputs:PoolingRequestOutput",
     "CompletionOutput": "corellm.outputs",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from corellm.sampling_params import RequestOutputKind
 from corellm.sampling_params import SamplingParams as CoreSamplingParams
@@ -11,6 +11,9 @@ from corellm.structured_outputs import StructuredOutputsParams as CoreStructured
 from corellm_vllm.absent.exports import exports
 from corellm_vllm.absent.sampling import ABSENT_OF_FORMS, ABSENT_SAMPLING
 from corellm_vllm.absent.table import check_absent
+
+if TYPE_CHECKING:
+    from corellm_decoding import BeamSearchParams as BeamSearchParams
 
 
 @dataclass(kw_only=True, frozen=True, slots=True)
@@ -80,5 +83,5 @@ class SamplingParams(CoreSamplingParams):
         return cls(**{name: value for name, value in given.items() if value is not None})
 
 
-__all__ = ["GuidedDecodingParams", "RequestOutputKind", "SamplingParams", "StructuredOutputsParams"]
-__getattr__ = exports(__name__)
+__all__ = ["BeamSearchParams", "GuidedDecodingParams", "RequestOutputKind", "SamplingParams", "StructuredOutputsParams"]
+__getattr__ = exports(__name__, {"BeamSearchParams": "corellm_decoding"})

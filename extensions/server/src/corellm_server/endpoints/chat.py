@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from openai.types.chat import ChatCompletion
 from starlette.responses import Response
 
+from corellm_server.beams import beam_fields
 from corellm_server.endpoints.replies import ERRORS, STREAM, JsonBody, json_response
 from corellm_server.exchange import exchange_of
 from corellm_server.requests.chat import ChatRequest
@@ -37,6 +38,7 @@ def chat_routes(service: Service) -> APIRouter:
         is_capped = body.max_tokens is not None or body.max_completion_tokens is not None
         asked = body.tools, body.tool_choice, body.parallel_tool_calls is False
         prompt, params, form = await service.prepare(exchange, body, params, *asked, is_capped=is_capped)
+        beams = beam_fields(body, params, service.config.limits)
         response = ChatResponse(
             f"chatcmpl-{uuid.uuid4().hex}", model, num_reported(params),
             usage=Usage(**body.usage_options), form=form, with_token_ids=bool(body.return_token_ids),
@@ -44,6 +46,8 @@ def chat_routes(service: Service) -> APIRouter:
         )  # fmt: skip
         if body.stream:
             return await EventStream.begun(service.generate(exchange, prompt, params), response.events)
+        if beams is not None:
+            return json_response(response.whole(await service.search(exchange, prompt, beams, params.n)))
         completed = await service.complete(exchange, prompt, params)
         if params.prompt_logprobs is None:
             return json_response(response.whole(completed))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from typing import Any
 
 from fastapi import APIRouter, Request
 from openai.types import Completion
@@ -11,6 +12,7 @@ from starlette.responses import Response
 
 from corellm.sampling_params import SamplingParams
 from corellm.serving import ProcessedPrompt
+from corellm_server.beams import beam_fields
 from corellm_server.endpoints.replies import ERRORS, STREAM, JsonBody, json_response
 from corellm_server.errors import ApiError
 from corellm_server.exchange import Exchange, exchange_of
@@ -38,8 +40,9 @@ def completion_routes(service: Service) -> APIRouter:
         defaults = service.client.get_default_sampling_params()
         params = await exchange.aside(lambda: completion_params(body, defaults, service.config.limits))
         await service.preparation.check_form(exchange, body, params)
+        beams = beam_fields(body, params, service.config.limits)
         given = body.prompts
-        prompts = await _prepare(service, body, given, exchange, params)
+        prompts = await _prepare(service, body, given, exchange, params, beams)
         response = CompletionResponse(
             f"cmpl-{uuid.uuid4().hex}", model, len(prompts), params.n, num_reported(params),
             echoes=await _echoes(service, exchange, given) if body.echo else None, prompt_only=body.max_tokens == 0,
@@ -48,14 +51,24 @@ def completion_routes(service: Service) -> APIRouter:
         if body.stream:
             streams = [service.generate(exchange, prompt, params) for prompt in prompts]
             return await EventStream.begun(merged(streams), lambda numbered: response.events(*numbered))
-        outputs = await all_results(service.complete(exchange, prompt, params) for prompt in prompts)
+        outputs = await all_results(
+            service.complete(exchange, prompt, params)
+            if beams is None
+            else service.search(exchange, prompt, beams, params.n)
+            for prompt in prompts
+        )
         return json_response(response.whole(outputs))
 
     return router
 
 
 async def _prepare(
-    service: Service, body: CompletionRequest, given: Sequence[Prompt], exchange: Exchange, params: SamplingParams
+    service: Service,
+    body: CompletionRequest,
+    given: Sequence[Prompt],
+    exchange: Exchange,
+    params: SamplingParams,
+    beams: dict[str, Any] | None,
 ) -> list[ProcessedPrompt]:
     """The prompts, all of them checked before the first one runs."""
     limit = service.config.limits.max_prompts
@@ -63,8 +76,9 @@ async def _prepare(
         raise ApiError(400, "prompt must have at least one prompt", param="prompt")
     if len(given) > limit:
         raise ApiError(400, f"prompt has {len(given)} prompts, {limit} are allowed", param="prompt")
-    if len(given) * params.n > 4 * limit:
-        raise ApiError(400, f"prompts times n are limited to {4 * limit}", param="n")
+    name, number = ("n", params.n) if beams is None else ("best_of", beams["beam_width"])
+    if len(given) * number > 4 * limit:
+        raise ApiError(400, f"prompts times {name} are limited to {4 * limit}", param=name)
     prepared = []
     for index, one in enumerate(given):
         where = "prompt" if len(given) == 1 else f"prompt[{index}]"

@@ -21,12 +21,16 @@ class StreamOptions(Body):
     """Every event has the numbers of tokens so far."""
 
 
-_BEAMS = "there is no beam search; use n, and take the most likely choice by its logprobs"
+_BEAMS = "outputs are searched with beams in /v1/completions and /v1/chat/completions"
 
-OF_OTHERS = {
-    "best_of": Absent((None, 1), "use n with logprobs, and take the most likely choice"),
-    **dict.fromkeys(("early_stopping", "use_beam_search"), Absent((False, None), _BEAMS)),
+OF_BEAMS = {
+    "best_of": Absent((None, 1), _BEAMS),
+    "early_stopping": Absent((False, None), _BEAMS),
     "length_penalty": Absent((1.0, None), _BEAMS),
+    "use_beam_search": Absent((False, None), _BEAMS),
+}
+"""Parameters of beam search, for requests that have none: values that ask for nothing."""
+OF_OTHERS = {
     "logits_processors": Absent((None, [], ()), "use logit_bias, allowed_token_ids or bad_words"),
     "return_tokens_as_token_ids": Absent((False,), "use return_token_ids, or /tokenize"),
 }
@@ -92,7 +96,7 @@ class ChoiceFields(Body):
 class SamplingFields(ChoiceFields):
     """The same, and when to stop as OpenAI has it."""
 
-    REFUSED: ClassVar[Mapping[str, Absent]] = OF_OTHERS
+    REFUSED: ClassVar[Mapping[str, Absent]] = {**OF_OTHERS, **OF_BEAMS}
 
     stop: str | Annotated[list[str], FIRST_ERROR] | None = None
     """Up to four strings that end the output."""
@@ -101,12 +105,22 @@ class SamplingFields(ChoiceFields):
 class CompletionFields(SamplingFields):
     """What both kinds of completions have beyond that."""
 
+    REFUSED: ClassVar[Mapping[str, Absent]] = OF_OTHERS
+
     n: int | None = None
     """How many completions of each prompt."""
     max_tokens: int | None = None
     """Most tokens to generate."""
     stream_options: StreamOptions | None = None
     """With `stream` only."""
+    use_beam_search: bool | None = None
+    """Search for the most likely outputs, instead of sampling some; with `corellm-decoding`, and not with `stream`."""
+    best_of: int | None = None
+    """How many beams a search has; by default `n`, which is how many of them are returned."""
+    length_penalty: float | None = None
+    """To which power of its length a beam's log-probability is divided, for its score; with `use_beam_search`."""
+    early_stopping: bool | str | None = None
+    """When a search ends: `true`, `false` or `never`; with `use_beam_search`."""
     logprob_token_ids: Annotated[list[int], FIRST_ERROR] | None = None
     """Report log-probabilities of these tokens, too; with `logprobs`."""
     response_format: dict[str, Any] | None = None

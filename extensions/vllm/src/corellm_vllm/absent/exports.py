@@ -41,7 +41,13 @@ def exports(module: str, homes: Mapping[str, str] | None = None) -> Callable[[st
         """
         if name in known:
             home, _, own = known[name].partition(":")
-            value = getattr(importlib.import_module(home), own or name)
+            try:
+                value = getattr(importlib.import_module(home), own or name)
+            except ModuleNotFoundError as error:
+                folder = home.removeprefix("corellm_").partition(".")[0]
+                raise AbsentNameError(
+                    f"{name} comes with corellm-{folder}; from a checkout: pip install ./extensions/{folder}"
+                ) from error
             setattr(sys.modules[module], name, value)
             return value
         if name.startswith("_"):

@@ -72,7 +72,6 @@ RESET_ARGUMENTS: dict[str, Absent] = {
 """Arguments of `reset_prefix_cache`."""
 
 METHODS: dict[str, Absent] = {
-    "beam_search": Absent((), "there is no beam search; use SamplingParams(n=...) and take the most likely output"),
     "sleep": Absent((), NO_SLEEP),
     "wake_up": Absent((), NO_SLEEP),
     "is_sleeping": Absent((), NO_SLEEP),
@@ -124,7 +123,6 @@ POOLING_ARGUMENTS: dict[str, Absent] = {
 """Arguments of `PoolingParams`."""
 
 NAMES: dict[str, Absent] = {
-    "BeamSearchParams": Absent((), "there is no beam search; use SamplingParams(n=...)"),
     "ModelRegistry": Absent((), "models come as plugins: `corellm new-plugin`, or see the entry point corellm.models"),
     "EmbedsPrompt": Absent((), "prompts are text or token ids; embeddings of items go into multi_modal_data"),
     "ExplicitEncoderDecoderPrompt": Absent((), "an encoder-decoder's encoder reads the prompt: give it as prompt"),
@@ -149,7 +147,6 @@ NAMES: dict[str, Absent] = {
 
 MODULES: dict[str, Absent] = {
     "attention": Absent((), "backends come as extensions (corellm.extensions), and attention_backend= chooses one"),
-    "beam_search": Absent((), "there is no beam search; use SamplingParams(n=...)"),
     "benchmarks": Absent((), "`corellm bench` loads a server; an engine's own timings are in RequestOutput.metrics"),
     "compilation": Absent((), NO_COMPILER),
     "device_allocator": Absent((), NO_SLEEP),

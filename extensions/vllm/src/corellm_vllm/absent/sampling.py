@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from corellm.known_fields import Absent
 
-_BEAMS = "it belongs to beam search, which is not there yet"
+_BEAMS = "it belongs to beam search: LLM.beam_search(prompts, BeamSearchParams(...))"
 
 ABSENT_SAMPLING = {
     "best_of": Absent(
@@ -26,7 +26,7 @@ ABSENT_SAMPLING = {
     "skip_reading_prefix_cache": Absent((None, False), "give the prompt a cache_salt of its own"),
     "stream_interval": Absent((None, 1), "use output_kind; outputs that are not read in time are joined"),
     "thinking_token_budget": Absent((None, -1), "limit all tokens with max_tokens"),
-    "use_beam_search": Absent((False, None), "beam search is not there yet; generate n completions"),
+    "use_beam_search": Absent((False, None), _BEAMS),
 }
 """By name; the first of the neutral values is the default."""
 

@@ -21,6 +21,7 @@ from corellm.sampling_params import SamplingParams
 from corellm_vllm.absent.exports import exports
 from corellm_vllm.absent.names import METHODS, REQUEST_ARGUMENTS, SCORE_ARGUMENTS
 from corellm_vllm.absent.table import absent_attribute, takes
+from corellm_vllm.beam_search import BeamSearchOutput, output_of
 from corellm_vllm.engine.arg_utils import EngineArgs, engine_arguments
 from corellm_vllm.engine.llm_engine import LLMEngine
 from corellm_vllm.pooling_params import PoolingParams
@@ -88,6 +89,19 @@ class LLM(CoreLLM):
     ) -> list[RequestOutput]:
         """Complete conversations, as `corellm.LLM.chat`."""
         return super().chat(messages, sampling_params, use_tqdm, **chat_args)
+
+    if not TYPE_CHECKING:  # the core's is an extension's, of another result
+
+        @takes(REQUEST_ARGUMENTS)
+        def beam_search(
+            self, prompts: Any, params: Any, use_tqdm: Bar = False, concurrency_limit: int | None = None
+        ) -> list[BeamSearchOutput]:
+            """Search for the most likely outputs of prompts, as `corellm.LLM.beam_search`.
+
+            There is no bar; how many run at once is the engine's to know.
+            """
+            found = super().beam_search(each_taken(prompts), params)
+            return [output_of(output, self.get_tokenizer()) for output in found]
 
     # --- models that pool -------------------------------------------------------------------------------------------
 

@@ -1,0 +1,33 @@
+"""Methods of `LLM` and `AsyncLLM` that extensions bring. Knows the hook, and no method."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from corellm.errors import AbsentMethodError
+from corellm.plugin.extensions import call_extensions
+
+
+class CallOfExtension:
+    """A method that an extension brings (`offer_calls`).
+
+    Args:
+        folder: of the extension, for the message where there is none.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, llm: Any, owner: type) -> Any:
+        if llm is None:
+            return self
+        for _, calls in call_extensions("offer_calls", lambda calls: True, llm=llm):
+            if hasattr(calls, self._name):
+                return getattr(calls, self._name)
+        raise AbsentMethodError(
+            f"LLM.{self._name} comes with corellm-{self._folder}; from a checkout: pip install "
+            f"./extensions/{self._folder}"
+        )
