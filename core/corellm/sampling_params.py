@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Self
 
@@ -20,6 +20,7 @@ from corellm.structured_outputs import STRUCTURED, StructuredOutputsParams
 MAX_N = 128
 MAX_LOGPROBS = 100
 MAX_LOGPROB_TOKEN_IDS = 128
+MAX_LOGITS_PROCESSORS = 64
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024
 _GREEDY_EPS = 1e-5
@@ -106,6 +107,40 @@ class ConstraintParams:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class LogitsProcessorParams:
+    """A function that changes logits, by a name that an extension registered, or itself.
+
+    Raises:
+        InvalidParameterError: `name` or `arguments` has a wrong type.
+    """
+
+    name: str = ""
+    """Empty for a function that is given itself."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """What the extension makes it from; plain data, which goes to other processes."""
+    function: Any = None
+    """What `corellm_decoding.processors` describes; it stays in this process."""
+
+    def __post_init__(self) -> None:
+        named = isinstance(self.name, str) and bool(self.name) and isinstance(self.arguments, Mapping)
+        if named is callable(self.function) or (named and self.function is not None):
+            raise InvalidParameterError(
+                "logits_processors takes functions, names, or objects of a name and its arguments; got "
+                f"{self.name!r:.100} and {self.arguments!r:.100}",
+                param="logits_processors",
+            )
+
+    @classmethod
+    def of(cls, given: Any) -> LogitsProcessorParams:
+        """Return what stands in `logits_processors`."""
+        if isinstance(given, LogitsProcessorParams):
+            return given
+        if isinstance(given, Mapping) and given.keys() <= {"name", "arguments", "function"}:
+            return cls(**given)
+        return cls(given) if isinstance(given, str) else cls(function=given)
+
+
 class RequestOutputKind(Enum):
     """What the outputs of a request hold while it runs."""
 
@@ -121,9 +156,9 @@ class RequestOutputKind(Enum):
 class SamplingParams(KnownFields):
     """How to choose tokens, when to stop, and what to report.
 
-    Order of operations on the logits of one position, as in `transformers` generation: allowed tokens and the
-    constraint, bad words, `min_tokens`, `logit_bias`, repetition / frequency / presence penalties, then (unless greedy)
-    temperature, top-k, top-p, min-p.
+    Order of operations on the logits of one position, as in `transformers` generation: logits processors, allowed
+    tokens and the constraint, bad words, `min_tokens`, `logit_bias`, repetition / frequency / presence penalties, then
+    (unless greedy) temperature, top-k, top-p, min-p.
 
     Fields may be assigned: a request takes a copy, which is checked again and not affected by later assignments.
 
@@ -156,6 +191,9 @@ class SamplingParams(KnownFields):
     structured_outputs: StructuredOutputsParams | None = None
     """The form that the output is to have, with `corellm-structured`. It becomes `constraint`, and is None from then
     on; assigned or replaced, the new one holds."""
+    logits_processors: Sequence[Any] | None = None
+    """Functions that change the logits of each token, before anything else, with `corellm-decoding`: functions
+    `(output token ids, logits) -> logits`, or names of registered ones. They become `LogitsProcessorParams`."""
     bad_words: Sequence[str] | None = ()
     """Strings that must not be generated, with or without a space before them. Their usual token sequences are banned:
     the same string spelled in other tokens can still come."""
@@ -225,6 +263,8 @@ class SamplingParams(KnownFields):
             if not self.allowed_token_ids:
                 raise InvalidParameterError("allowed_token_ids must not be empty", param="allowed_token_ids")
         self.bad_words = _strings("bad_words", self.bad_words)
+        if self.logits_processors is not None:
+            self.logits_processors = _processors(self.logits_processors)
 
     def _check_constraint(self) -> None:
         constraint, form = self.constraint, self.structured_outputs
@@ -350,6 +390,15 @@ def params_of_each(given: SamplingParams | Sequence[SamplingParams], count: int)
             f"{len(given)} sampling_params for {count} prompts; give one for all, or one each", param="sampling_params"
         )
     return [params.clone() for params in given]
+
+
+def _processors(given: Any) -> tuple[LogitsProcessorParams, ...] | None:
+    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence) or len(given) > MAX_LOGITS_PROCESSORS:
+        raise InvalidParameterError(
+            f"logits_processors takes a list of at most {MAX_LOGITS_PROCESSORS}, got {shown(given)}",
+            param="logits_processors",
+        )
+    return tuple(map(LogitsProcessorParams.of, given)) or None
 
 
 _SWITCHES = (

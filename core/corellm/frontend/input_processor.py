@@ -515,6 +515,8 @@ class InputProcessor:
                     )
         if params.constraint is not None:
             self._constraints.check(params.constraint)
+        if params.logits_processors is not None:
+            self._constraints.check_processors(params)
 
     def bad_words_ids(self, params: SamplingParams) -> list[list[int]]:
         """Token sequences of `bad_words`."""

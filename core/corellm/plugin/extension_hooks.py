@@ -19,7 +19,7 @@ from corellm.hookspecs import PROJECT_NAME
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     import torch
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from corellm.modelling.linear_additions import LinearAdditions
     from corellm.sampling.constraint import MakeConstraint
     from corellm.sampling.device_sampling import Sample
+    from corellm.sampling.processing import LogitsProcessing
     from corellm.worker.parts.step_part import StepPart
 
 _hookspec = pluggy.HookspecMarker(PROJECT_NAME)
@@ -67,6 +68,24 @@ def register_constraints(tokenizer: Any, vocab_size: int) -> dict[str, MakeConst
     Args:
         tokenizer: the model's, of transformers, or what `register_tokenizer` makes.
         vocab_size: width of the logits; the tokenizer may have fewer tokens, or more.
+    """
+
+
+@_hookspec
+def register_logits_processors(tokenizer: Any, vocab_size: int) -> dict[str, Callable[[Mapping[str, Any]], Any]] | None:
+    """Offer functions that change logits: `{name: function}`, which `corellm-decoding` calls.
+
+    A request names one in `logits_processors`, with arguments; the function gets these, and returns a function or an
+    object that `corellm_decoding.processors` describes, or raises an `InvalidParameterError`. Called as
+    `register_constraints` is. A name that two extensions offer is an error.
+    """
+
+
+@_hookspec
+def offer_logits_processing(tokenizer: Any, vocab_size: int) -> LogitsProcessing | None:
+    """Offer what applies `SamplingParams.logits_processors`: a `corellm.sampling.processing.LogitsProcessing`.
+
+    The first offer is taken. Arguments as of `register_constraints`.
     """
 
 

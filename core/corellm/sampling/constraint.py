@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corellm.errors import ContractError, InvalidParameterError, RequestFailedError
-from corellm.plugin.extensions import call_extensions
-from corellm.sampling_params import ConstraintParams
+from corellm.plugin.extensions import call_extensions, first_result
+from corellm.sampling.processing import LogitsProcessing, is_processing
+from corellm.sampling_params import ConstraintParams, SamplingParams
 from corellm.structured_outputs import STRUCTURED
 from corellm.system.failures import failure_of
 
@@ -75,9 +76,24 @@ class MakeConstraint(Protocol):
 
 @dataclass(frozen=True)
 class ConstraintKinds:
-    """The kinds of constraints that requests may have, for one loaded model."""
+    """The kinds of constraints that requests may have, for one loaded model, and what else changes their logits."""
 
     makers: Mapping[str, MakeConstraint] = field(default_factory=dict)
+    processing: LogitsProcessing | None = None
+    """What applies `logits_processors`; None if no extension does."""
+
+    def check_processors(self, params: SamplingParams) -> None:
+        """Check the functions of a request that change logits.
+
+        Raises:
+            InvalidParameterError: they cannot be applied; says why.
+        """
+        if self.processing is None:
+            raise InvalidParameterError(
+                "logits_processors needs corellm-decoding; from a checkout: pip install ./extensions/decoding",
+                param="logits_processors",
+            )
+        self.processing.check(params)
 
     def check(self, params: ConstraintParams) -> None:
         """Check the constraint of a request; raises as `make`."""
@@ -129,7 +145,8 @@ def find_constraints(tokenizer: Any, vocab_size: int) -> ConstraintKinds:
                     f"{extension} and {owners[kind]} both make constraints of the kind {kind!r}; uninstall one"
                 )
             makers[kind], owners[kind] = make, extension
-    return ConstraintKinds(makers)
+    processing = first_result("offer_logits_processing", is_processing, tokenizer=tokenizer, vocab_size=vocab_size)
+    return ConstraintKinds(makers, processing)
 
 
 def pack(token_ids: NDArray[np.int64], vocab_size: int) -> TokenMask:

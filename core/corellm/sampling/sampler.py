@@ -108,9 +108,12 @@ class Sampler:
             ahead: number of earlier tokens that are not in `output_token_ids` yet; only for sequences whose sampling
                 needs their number, not their ids.
         """
+        raw = logits
+        for processing in {state.processing for state in states if state.processing is not None}:
+            logits = processing(logits, states)
         if self._sample is not None:
             tokens, peaks = sample_by(self._sample, logits, states, ahead)
-            return TokensInFlight(logits, states, peaks, tokens)
+            return TokensInFlight(raw, states, peaks, tokens)
         peaks, tokens = logits.max(dim=-1)  # both [num_seqs]; a NaN anywhere in a row is its maximum
         usable = peaks.isfinite()
         drawn = [row for row, state in enumerate(states) if not state.greedy]
@@ -121,7 +124,7 @@ class Sampler:
             chosen, possible = _choose(work, [states[row] for row in drawn + edited], len(drawn), ahead)
             tokens[rows] = chosen
             usable[rows] &= possible
-        return TokensInFlight(logits, states, peaks, tokens.where(usable, FAILED))
+        return TokensInFlight(raw, states, peaks, tokens.where(usable, FAILED))
 
 
 def _choose(
@@ -179,6 +182,8 @@ def _first_beyond(masses: torch.Tensor, ends: torch.Tensor, target: torch.Tensor
 
 
 def _failure(state: SamplingState, peak: float) -> CorellmError:
+    if state.failure is not None:
+        return state.failure
     where = f"generated token {state.num_generated}"
     if peak == float("-inf"):
         return RequestFailedError(f"{where}: the model gave every token probability zero")
@@ -187,8 +192,6 @@ def _failure(state: SamplingState, peak: float) -> CorellmError:
             f"{where}: the model's logits hold NaN or infinity; another dtype (bfloat16 or float32) may help, or the "
             "checkpoint is broken"
         )
-    if state.failure is not None:
-        return state.failure
     candidates = ("allowed_token_ids", "constraint", "bad_words", "min_tokens", "logit_bias")
     asked = [name for name in candidates if getattr(state.params, name)]
     return InvalidParameterError(

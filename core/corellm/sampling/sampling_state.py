@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,10 @@ class SamplingState:
         constraints: those that requests may have.
 
     Attributes:
-        failure: why the constraint failed, after which it allows no token; None as long as it has not.
+        failure: why the constraint or a logits processor failed, after which no token is allowed; None as long as none
+            has.
+        processing: what changes the logits before anything else; None for nothing.
+        processors: what `processing` keeps of the sequence.
     """
 
     def __init__(
@@ -48,6 +52,9 @@ class SamplingState:
         self.greedy = params.greedy or params.top_k == 1
         """Whether the best token is taken: no random number is drawn."""
         self._outputs: Sequence[int] = sequence.output_token_ids
+        self.prompt_token_ids = sequence.prompt_token_ids
+        self.processing = constraints.processing if params.logits_processors else None
+        self.processors: Any = None
         self._vocab_size = vocab_size
 
         self._allowed: TokenMask | None = None
@@ -99,6 +106,11 @@ class SamplingState:
             if len(word) > 1:
                 endings[word[-2]].append((word[:-1], word[-1]))
         return (ids, values), dict(endings)
+
+    @property
+    def output_token_ids(self) -> Sequence[int]:
+        """The tokens generated so far."""
+        return self._outputs
 
     @property
     def num_generated(self) -> int:

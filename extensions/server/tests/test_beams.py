@@ -36,7 +36,7 @@ def test_completions(running: Running, offline: LLM) -> None:
     assert len({choice.text for choice in made.choices}) > 2
     for choice, one in zip(made.choices, want, strict=True):
         assert sum(choice.logprobs.token_logprobs) == pytest.approx(one.cumulative_logprob, abs=1e-3)
-        assert [len(top) for top in choice.logprobs.top_logprobs] == [2] * 5
+        assert {len(top) for top in choice.logprobs.top_logprobs} <= {1, 2}  # by text, which two tokens may share
     assert made.usage is not None
     assert made.usage.completion_tokens == 20
 

@@ -102,7 +102,7 @@ def is_of_form(form: dict[str, Any], text: str) -> bool:
 def test_outputs_are_of_their_forms(llm: LLM, alone: list[Any]) -> None:
     """Those that end by themselves are whole; those that are cut, by length or a stop string, can still become so."""
     constraints = StructuredConstraints(llm.engine.context.tokenizer, llm.engine.input_processor.vocab_size)
-    (eos,) = llm.engine._eos_token_ids
+    (eos,) = llm.engine.eos_token_ids
     num_whole = 0
     for (form, _), (_, params), outputs in zip(FORMS, REQUESTS, alone, strict=True):
         assert params.constraint is not None

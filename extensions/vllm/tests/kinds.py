@@ -87,6 +87,7 @@ KINDS: dict[str, Kind] = {
     "reward": Kind("reward.py"),
     "structured_outputs": Kind("structured_outputs.py"),
     "beam_search": Kind("beam search"),
+    "logits_processor": Kind("logits_processor.py"),
     # refused
     "score_template": Kind("using_template_offline.py", InvalidParameterError, "template="),
     "reset_kv": Kind("llm_engine_reset_kv.py", InvalidParameterError, "abort_request"),
@@ -95,8 +96,7 @@ KINDS: dict[str, Kind] = {
     "lora_of_a_model": Kind("audio_language.py --model-type phi4_mm", InvalidParameterError, "LoRA"),
     "spec_decode": Kind("spec_decode.py, mlpspeculator.py, eagle.py", ConfigError, "speculative"),
     "prompt_embeds": Kind("prompt_embed_inference.py", PromptError, "prompt_embeds"),
-    "logits_processor": Kind("logits_processor.py", InvalidParameterError, "logit_bias"),
-    "custom_logits_processor": Kind("logits_processor/custom.py", AbsentNameError, "logit_bias"),
+    "custom_logits_processor": Kind("logits_processor/custom.py", AbsentNameError, "logits_processors"),
     "data_parallel": Kind("data_parallel.py", ConfigError, "one device"),
     "torchrun": Kind("torchrun_example.py", ConfigError, "one device"),
     "load_sharded_state": Kind("load_sharded_state.py", ConfigError, "load_format"),

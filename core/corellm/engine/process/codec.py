@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from corellm.engine.process.faults import to_error, to_fault
 from corellm.engine.process.messages import Delta
-from corellm.errors import ContractError
+from corellm.errors import ContractError, InvalidParameterError
 from corellm.frontend.input_processor import ProcessedPrompt
 from corellm.multimodal.inputs import PlaceholderRange
 from corellm.outputs import RequestOutput
@@ -45,6 +45,13 @@ class RequestCodec:
                 f"{type(params).__name__} cannot go to an engine in another process: the model's use has parameters of "
                 "its own, and needs a codec (ModelUse.codec)"
             )
+        for one in params.logits_processors or ():
+            if one.function is not None:
+                raise InvalidParameterError(
+                    f"logits_processors: {one.function!r:.100} cannot go to an engine in another process; register it "
+                    "by a name (register_logits_processors), or use LLM or AsyncLLM",
+                    param="logits_processors",
+                )
         joins = params.output_kind is RequestOutputKind.CUMULATIVE
         if joins:
             params.output_kind = RequestOutputKind.DELTA

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from corellm.hookspecs import hookimpl
 
@@ -10,10 +10,18 @@ if TYPE_CHECKING:
     from corellm.llm import LLM
     from corellm.serving import AsyncLLM
     from corellm_decoding.beam_calls import AsyncBeamCalls, BeamCalls
+    from corellm_decoding.processing import Processing
 
 
 class Decoding:
-    """Beam search."""
+    """Beam search, and functions that change logits."""
+
+    @hookimpl
+    def offer_logits_processing(self, tokenizer: Any, vocab_size: int) -> Processing:
+        """Return what applies logits processors."""
+        from corellm_decoding.processing import Processing
+
+        return Processing.found(tokenizer, vocab_size)
 
     @hookimpl
     def offer_calls(self, llm: LLM | AsyncLLM) -> BeamCalls | AsyncBeamCalls:

@@ -17,7 +17,8 @@ _MOST_TOKENS = 2**31 - 1
 _NOTHING: tuple[object, ...] = (0, "", [], {})
 _WITHOUT_BEAMS: Mapping[str, tuple[object, ...]] = {
     **dict.fromkeys(("presence_penalty", "frequency_penalty", "logit_bias", "min_tokens", "min_p", "stop"), _NOTHING),
-    **dict.fromkeys(("stop_token_ids", "allowed_token_ids", "bad_words", "logprob_token_ids", "stream"), _NOTHING),
+    **dict.fromkeys(("stop_token_ids", "allowed_token_ids", "bad_words", "logits_processors"), _NOTHING),
+    **dict.fromkeys(("logprob_token_ids", "stream"), _NOTHING),
     "top_p": (1,), "top_k": (0, -1), "repetition_penalty": (1,), "prompt_logprobs": (), "echo": _NOTHING,
 }  # fmt: skip
 """Fields that a search cannot follow, and their values that ask for nothing."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from corellm_testing.contract import AdapterContract, TextContract
+    from corellm_testing.logits_processors import check_logits_processor
     from corellm_testing.plain_model import PlainModel, causal, generate_plain, plain_weights, rotated
     from corellm_testing.reference import Continuation, Media, Reference, generate_one
     from corellm_testing.rules import ContractBroken
@@ -29,6 +30,7 @@ __all__ = [
     "Reference",
     "TextContract",
     "causal",
+    "check_logits_processor",
     "generate_one",
     "generate_plain",
     "plain_weights",
@@ -44,6 +46,7 @@ _HOMES = {
     "Reference": "corellm_testing.reference",
     "TextContract": "corellm_testing.contract",
     "causal": "corellm_testing.plain_model",
+    "check_logits_processor": "corellm_testing.logits_processors",
     "generate_one": "corellm_testing.reference",
     "generate_plain": "corellm_testing.plain_model",
     "plain_weights": "corellm_testing.plain_model",

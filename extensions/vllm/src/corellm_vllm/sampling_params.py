@@ -58,7 +58,6 @@ class SamplingParams(CoreSamplingParams):
     flat_logprobs: Any = field(default=False, repr=False)
     guided_decoding: Any = field(default=None, repr=False)
     length_penalty: Any = field(default=1.0, repr=False)
-    logits_processors: Any = field(default=None, repr=False)
     prompt_logprob_start: Any = field(default=None, repr=False)
     prompt_logprob_token_ids: Any = field(default=None, repr=False)
     repetition_detection: Any = field(default=None, repr=False)

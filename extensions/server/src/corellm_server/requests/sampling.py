@@ -31,7 +31,6 @@ OF_BEAMS = {
 }
 """Parameters of beam search, for requests that have none: values that ask for nothing."""
 OF_OTHERS = {
-    "logits_processors": Absent((None, [], ()), "use logit_bias, allowed_token_ids or bad_words"),
     "return_tokens_as_token_ids": Absent((False,), "use return_token_ids, or /tokenize"),
 }
 """Parameters of other servers, which clients send with values that ask for nothing."""
@@ -69,6 +68,8 @@ class ChoiceFields(Body):
     """Token ids that end the output."""
     allowed_token_ids: Annotated[list[int], FIRST_ERROR] | None = None
     """Only these tokens may be generated."""
+    logits_processors: Annotated[list[str | dict[str, Any]], FIRST_ERROR] | None = None
+    """Functions that change logits, which the operator has installed: names, or objects of `name` and `arguments`."""
     bad_words: Annotated[list[str], FIRST_ERROR] | None = None
     """Strings that must not be generated."""
     ignore_eos: bool | None = None

@@ -17,7 +17,7 @@ NO_TRACING = (
 NO_UPDATES = "weights cannot be exchanged from outside; use apply_model(function) to change the model in place"
 NO_DRAFTS = "there is no speculative decoding yet"
 NO_COMPILER = "nothing is compiled; GPUs replay CUDA graphs of decode steps unless enforce_eager=True"
-LOGITS = "use logit_bias, allowed_token_ids or bad_words of SamplingParams, or an extension's register_sampling"
+LOGITS = "give functions to SamplingParams(logits_processors=...), or register some by name: register_logits_processors"
 REASONING = "a server tells reasoning apart: corellm serve --reasoning-parser; here, split the output's text yourself"
 NO_CONNECTORS = "the KV cache is not shared between processes"
 

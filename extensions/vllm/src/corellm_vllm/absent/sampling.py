@@ -17,9 +17,6 @@ ABSENT_SAMPLING = {
     "extra_args": Absent((None, {}), "no sampler here takes any"),
     "flat_logprobs": Absent((False, None), "log-probabilities come as one dict per position"),
     "length_penalty": Absent((1.0, None), _BEAMS),
-    "logits_processors": Absent(
-        (None, [], ()), "use logit_bias, allowed_token_ids or bad_words, or an extension's register_sampling"
-    ),
     "prompt_logprob_start": Absent((None, 0), "prompt_logprobs are of the whole prompt"),
     "prompt_logprob_token_ids": Absent((None,), "use prompt_logprobs=-1, and look the tokens up"),
     "repetition_detection": Absent((None,), "use repetition_penalty"),
