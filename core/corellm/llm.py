@@ -338,7 +338,7 @@ class LLM(Maintenance, NotPicklable):
                 error.add_note(
                     f"(prompt {index} of {len(ordered)}; {len(failed)} failed, the others' outputs are in .outputs)"
                 )
-            error.outputs = ordered  # type: ignore[attr-defined]
+            error.outputs = ordered
             raise error
         return ordered
 

@@ -245,6 +245,34 @@ def check_structured(work: Path, wheels: Wheels) -> None:
     print("corellm-structured: a choice, and is missed where it is not", flush=True)
 
 
+DECODING = """
+from corellm import LLM, SamplingParams
+
+def rising(output, logits):
+    logits[: output[-1] + 1 if output else 0] = float("-inf")
+    return logits
+
+llm = LLM("demo")
+(output,) = llm.generate("A", SamplingParams(max_tokens=3, ignore_eos=True, logits_processors=[rising]))
+print("rising:", output.outputs[0].token_ids == sorted({*output.outputs[0].token_ids}))
+print("beams:", len(llm.beam_search("A", {"beam_width": 2, "max_tokens": 3})[0].outputs))
+"""
+
+
+def check_decoding(work: Path, wheels: Wheels) -> None:
+    """Check beam search and logits processors with the core and one plugin; what is missing without them."""
+    environment = installed(work / "decoding", ["corellm-decoding", "corellm-llava"], wheels)
+    expect("corellm-decoding", environment.corellm("plugins"))
+    told = environment.python("-c", DECODING)
+    expect("rising: True", told)
+    expect("beams: 2", told)
+    environment.pip("uninstall", "--yes", "corellm-decoding")
+    expect("logits_processors needs corellm-decoding", environment.python("-c", DECODING, status=1))
+    code = "from corellm import LLM; LLM('demo').beam_search('A', {'beam_width': 2})"
+    expect("LLM.beam_search comes with corellm-decoding", environment.python("-c", code, status=1))
+    print("corellm-decoding: beams, a processor, and is missed where it is not", flush=True)
+
+
 def check_testing(work: Path, wheels: Wheels) -> None:
     """Check the tools of authors with the core alone: they start; the contract of a plugin is checked with each."""
     environment = installed(work / "testing", ["corellm-testing"], wheels)
@@ -282,6 +310,7 @@ def check_vllm(work: Path, wheels: Wheels) -> None:
 EXTENSIONS = {
     "corellm-server": check_server,
     "corellm-pooling": check_pooling,
+    "corellm-decoding": check_decoding,
     "corellm-structured": check_structured,
     "corellm-testing": check_testing,
     "corellm-vllm": check_vllm,

@@ -85,7 +85,7 @@ class Beams:
         ]
 
     def _score(self, logprob: float, num_tokens: int) -> float:
-        return logprob / num_tokens**self._params.length_penalty
+        return logprob / float(num_tokens**self._params.length_penalty)
 
     def _is_decided(self) -> bool:
         """Whether no running output is to be followed further."""

@@ -80,9 +80,10 @@ class Processor:
             RequestFailedError: the result is none that a processor may return.
             Exception: of the processor.
         """
-        changed = self._call(logits.clone(), sequences)
-        self._check(changed, logits)
-        return changed.to(logits.dtype)
+        returned = self._call(logits.clone(), sequences)
+        self._check(returned, logits)
+        changed: Tensor = returned.to(logits.dtype)
+        return changed
 
     def _check(self, changed: Any, logits: Tensor) -> None:
         if not isinstance(changed, type(logits)):
