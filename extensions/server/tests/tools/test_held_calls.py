@@ -12,7 +12,6 @@ import openai
 import pytest
 
 from corellm import AsyncLLM, StructuredOutputsParams
-from corellm_llava.tiny import make_tiny_checkpoint
 from corellm_server.parsing.pieces import CallArguments, CallStart, Text
 from corellm_server.tools import held
 from corellm_server.tools.calls import ToolParser
@@ -20,7 +19,6 @@ from corellm_server.tools.held import calls_alone, calls_in_text, closed
 from corellm_server.tools.objects import DeepSeekCalls, HermesCalls, LlamaCalls, MistralCalls
 from corellm_structured.grammars import compiled, tokenizer_of
 from extensions.server.tests.conftest import MODEL, Running, data_url, serving, user
-from tests.templates.published import QWEN
 
 
 def function(name: str, **properties: Any) -> dict[str, Any]:
@@ -39,21 +37,8 @@ SEEDS = range(6)
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncLLM]:
-    """A LLaVA whose chat template is as Qwen's, for long prompts."""
-    path = make_tiny_checkpoint(tmp_path_factory.mktemp("held") / "model")
-    (path / "chat_template.jinja").write_text(QWEN)
-    config = json.loads((path / "config.json").read_text())
-    config["text_config"]["max_position_embeddings"] = 4096
-    (path / "config.json").write_text(json.dumps(config))
-    loaded = AsyncLLM(str(path), dtype="float32", enable_prefix_caching=True)
-    yield loaded
-    loaded.close()
-
-
-@pytest.fixture(scope="module")
-def running(llm: AsyncLLM) -> Iterator[Running]:
-    with serving(llm, allow_request_templates=True) as server:
+def running(loaded: AsyncLLM) -> Iterator[Running]:
+    with serving(loaded, allow_request_templates=True) as server:
         yield server
 
 

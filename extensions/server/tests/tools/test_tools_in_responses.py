@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 from openai.types.responses import Response
 
-from corellm import AsyncLLM
-from extensions.server.tests.conftest import MODEL, Running, data_url, serving
+from extensions.server.tests.conftest import MODEL, Running, data_url
 from extensions.server.tests.parsing.forms import TOOLS
 from extensions.server.tests.scripted import ScriptedLLM
 from extensions.server.tests.test_responses import events_of
-from extensions.server.tests.test_tools import loaded as loaded  # a fixture
 from tests.templates.published import LLAMA, MISTRAL, QWEN
 
 FLAT: list[Any] = [{"type": "function", **tool["function"]} for tool in TOOLS]
@@ -24,17 +21,6 @@ OUTPUT = (
     '<tool_call>\n{"name": "weather", "arguments": {"city": "Bari"}}\n</tool_call>\n'
     '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>\nDone.'
 )
-
-
-@pytest.fixture(scope="module")
-def scripted(loaded: AsyncLLM) -> ScriptedLLM:
-    return ScriptedLLM(loaded)
-
-
-@pytest.fixture(scope="module")
-def running(scripted: ScriptedLLM) -> Iterator[Running]:
-    with serving(scripted, allow_request_templates=True) as server:
-        yield server
 
 
 def alike(items: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -30,30 +29,6 @@ from extensions.server.tests.scripted import ScriptedLLM
 from tests.templates.published import LLAMA, MISTRAL, QWEN
 
 CASES = [(name, form) for name, forms in FORMS.items() for form in forms]
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncLLM]:
-    """A LLaVA whose chat template is as Qwen's, for long prompts."""
-    path = make_tiny_checkpoint(tmp_path_factory.mktemp("tools") / "model")
-    (path / "chat_template.jinja").write_text(QWEN)
-    config = json.loads((path / "config.json").read_text())
-    config["text_config"]["max_position_embeddings"] = 4096
-    (path / "config.json").write_text(json.dumps(config))
-    llm = AsyncLLM(str(path), dtype="float32")
-    yield llm
-    llm.close()
-
-
-@pytest.fixture(scope="module")
-def scripted(loaded: AsyncLLM) -> ScriptedLLM:
-    return ScriptedLLM(loaded)
-
-
-@pytest.fixture(scope="module")
-def running(scripted: ScriptedLLM) -> Iterator[Running]:
-    with serving(scripted, allow_request_templates=True) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,8 +14,7 @@ from extensions.server.tests.conftest import MODEL, Running, serving, user
 from extensions.server.tests.parsing.forms import FORMS, TOOLS
 from extensions.server.tests.scripted import ScriptedLLM
 from extensions.server.tests.test_messages import COUNT, PATH, ask, client_of, events_of, image, told
-from extensions.server.tests.test_tools import CASES
-from extensions.server.tests.test_tools import loaded as loaded  # a fixture
+from extensions.server.tests.tools.test_tools import CASES
 from tests.templates.published import LLAMA, MISTRAL, QWEN
 
 GIVEN: list[Any] = [
@@ -31,17 +29,6 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bari"}}\n</tool_
 NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 OUTPUT = f"<think>\nI must know.\n</think>\n\nI look.\n{CALL}\n{NOW}\nDone."
 KINDS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinking")}
-
-
-@pytest.fixture(scope="module")
-def scripted(loaded: AsyncLLM) -> ScriptedLLM:
-    return ScriptedLLM(loaded)
-
-
-@pytest.fixture(scope="module")
-def running(scripted: ScriptedLLM) -> Iterator[Running]:
-    with serving(scripted, allow_request_templates=True) as server:
-        yield server
 
 
 def request(messages: Any = "What now?", **fields: Any) -> dict[str, Any]:
