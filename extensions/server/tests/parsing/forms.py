@@ -53,6 +53,11 @@ FORMS: dict[str, dict[str, tuple[str, str, list[Any]]]] = {
             [("weather", {"city": "\U0001f600\ufffdx\ufffd\n\ufffd\ufffd"})],
         ),
         "no end": (f'<tool_call>\n{{"name": "weather", "arguments": {JSON}}}', "", [("weather", PARIS)]),
+        "no last brace": (
+            f'<tool_call>\n{{"name": "weather", "arguments": {JSON}\n</tool_call>\nThere. '
+            '<tool_call>{"arguments": {}, "name": "now"</tool_call>',
+            "There.", [("weather", PARIS), ("now", NOW)],
+        ),
         "broken, then whole": (
             f'<tool_call>{{name}} <tool_call>{{"name": "weather", "arguments": {JSON}}}</tool_call>',
             "<tool_call>{name}", [("weather", PARIS)],
@@ -66,6 +71,11 @@ FORMS: dict[str, dict[str, tuple[str, str, list[Any]]]] = {
             "I look.", TWO,
         ),
         "no block": ("<function=weather><parameter=city>Paris</parameter></function>", "", [("weather", PARIS)]),
+        "a value with the tag that ends values": (
+            f"<tool_call>\n<function=weather>\n<parameter=city>\nA</parameter> {CITY}\n</parameter>\n</parameter>\n"
+            '<parameter=at>\n{"x": "</parameter>"}\n</parameter>\n</function>\n</tool_call>',
+            "", [("weather", {"city": f"A</parameter> {CITY}\n</parameter>", "at": {"x": "</parameter>"}})],
+        ),
         "a tool that is not known": (
             "<function=f><parameter=a>1</parameter></function> So.", "So.", [("f", {"a": "1"})]
         ),
@@ -118,6 +128,10 @@ FORMS: dict[str, dict[str, tuple[str, str, list[Any]]]] = {
             '<arg_value>3</arg_value>\n<arg_key>at</arg_key>\n<arg_value>{"x": [1.5, null, true]}</arg_value>\n'
             "</tool_call>\n<tool_call>now\n</tool_call>",
             "", TWO,
+        ),
+        "a value with the tag that ends values": (
+            "<tool_call>weather<arg_key>city</arg_key><arg_value></arg_value> A</arg_value></tool_call>", "",
+            [("weather", {"city": "</arg_value> A"})],
         ),
     },
 }  # fmt: skip

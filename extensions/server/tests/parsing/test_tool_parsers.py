@@ -117,6 +117,27 @@ def test_lists_that_never_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < steps < len(text)
 
 
+@pytest.mark.parametrize(
+    ("name", "begun", "value", "end"),
+    [
+        ("qwen3_coder", "<function=weather><parameter=at>", "</parameter>\n,", "</parameter></function>"),
+        ("glm", "<tool_call>weather<arg_key>at</arg_key><arg_value>", "1</arg_value>,", "</arg_value></tool_call>"),
+        ("hermes", '<tool_call>{"arguments": {"at": "', "abcdefgh", '"}, "name": "weather"}</tool_call>'),
+    ],
+)
+def test_a_value_that_comes_as_a_whole(name: str, begun: str, value: str, end: str) -> None:
+    """Read in small pieces, as many characters are held to be searched and moved as it has, not their square."""
+    value *= 2000
+    parser, held, pieces = PARSERS[name](TOOLS), 0, []
+    text = begun + value + end
+    for start in range(0, len(text), 4):
+        pieces += parser.feed(text[start : start + 4])
+        held += len(parser.reader._text)
+    ((_, arguments),) = found([*pieces, *parser.finish()])[2]
+    assert json.loads(arguments)["at"] == value.strip()
+    assert len(text) / 4 < held < 20 * len(text)
+
+
 @pytest.mark.parametrize("value", ["1e999", '{"a": "\\ud800"}', '["\\udc00"]'])
 def test_values_that_json_has_not(value: str) -> None:
     """A number without an end, or half a character, is the text that the model wrote."""

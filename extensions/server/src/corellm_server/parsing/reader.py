@@ -48,33 +48,50 @@ class BrokenFormError(Exception):
 
 
 class Reader:
-    """A text that grows, and how far it was read."""
+    """A text that grows, and how far it was read. A character is moved a few times, however long nothing is yielded."""
 
     def __init__(self) -> None:
+        self._before: list[str] = []
+        """What was read and not yielded, but for what is in `_text`: only unread text is copied when more comes."""
+        self._num_before = 0
         self._text = ""
         self._yielded = 0
-        """Up to where pieces have been yielded."""
+        """Up to where pieces of `_text` have been yielded."""
         self._position = 0
         self.has_ended = False
 
     def append(self, text: str) -> None:
         """Add text, and forget what was yielded."""
-        self._text = self._text[self._yielded :] + text
-        self._position, self._yielded = self._position - self._yielded, 0
+        if read := self._text[self._yielded : self._position]:
+            self._before.append(read)
+            self._num_before += len(read)
+        self._text = self._text[self._position :] + text
+        self._position = self._yielded = 0
 
     @property
     def pending(self) -> str:
         """What was read and not yielded."""
-        return self._text[self._yielded : self._position]
+        return "".join([*self._before, self._text[self._yielded : self._position]])
+
+    @property
+    def num_pending(self) -> int:
+        """The length of `pending`."""
+        return self._num_before + self._position - self._yielded
 
     def take(self) -> str:
         """`pending`, which the caller yields as the source of a piece."""
         source, self._yielded = self.pending, self._position
+        self._before, self._num_before = [], 0
         return source
 
     def go_back(self, length: int) -> None:
         """Read again from `length` characters behind the last piece."""
-        self._position = self._yielded + length
+        again = [self._text]
+        while self._num_before > length:
+            again.append(self._before.pop())
+            self._num_before -= len(again[-1])
+        self._text = "".join(reversed(again))
+        self._position = self._yielded + length - self._num_before
 
     def peek(self) -> Reading[str]:
         """The next character; nothing at the end."""
@@ -117,12 +134,13 @@ class Reader:
 
     def word(self, others: str = "", most: int = 128) -> Reading[str]:
         """Read letters, digits, underscores and some other characters, up to as many."""
-        start = self.pending
+        read: list[str] = []
         while (character := (yield from self.peek())) and (character.isalnum() or character in "_" + others):
-            if len(self.pending) - len(start) == most:
+            if len(read) == most:
                 break
+            read.append(character)
             self.advance()
-        return self.pending[len(start) :]
+        return "".join(read)
 
     def before(self, marker: str, most: int) -> Reading[str]:
         """Read a text up to a marker, and the marker.
@@ -130,14 +148,20 @@ class Reader:
         Raises:
             BrokenFormError: it is not within `most` characters.
         """
+        begin, read = self.num_pending, list[str]()
         while True:
             end = self._text.find(marker, self._position, self._position + most + len(marker))
             if end >= 0:
-                found = self._text[self._position : end]
+                read.append(self._text[self._position : end])
                 self._position = end + len(marker)
-                return found
+                return "".join(read)
             if self.has_ended or len(self._text) - self._position >= most + len(marker):
+                self.go_back(begin)
                 raise BrokenFormError
+            searched = max(self._position, len(self._text) - len(marker) + 1)
+            read.append(self._text[self._position : searched])
+            most -= searched - self._position
+            self._position = searched
             yield None
 
     def rest(self) -> Reading[None]:

@@ -101,10 +101,11 @@ class ToolParser(GeneratorParser):
         yield start
         yield from read_json(self.reader, lambda source, text: CallArguments(source, start.index, text))
 
-    def json_call(self, *, needs_arguments: bool = False, only_known: bool = False) -> Reading[None]:
+    def json_call(self, *ends: str, needs_arguments: bool = False, only_known: bool = False) -> Reading[None]:
         """Read a call that is a JSON object with `name` and `arguments` (or `parameters`).
 
         Args:
+            ends: what also ends it, where its last brace is missing.
             needs_arguments: whether one without them is no call.
             only_known: whether one of a tool that the request has not is no call.
 
@@ -134,7 +135,7 @@ class ToolParser(GeneratorParser):
             else:
                 yield from read_json(self.reader)
             yield from self.reader.spaces()
-            if (yield from self.reader.expect(",", "}")) == "}":
+            if (yield from self.reader.expect(",", "}", *ends)) != ",":
                 break
         if name is None or (needs_arguments and not has_arguments):
             raise BrokenFormError

@@ -14,9 +14,9 @@ class HermesCalls(ToolParser):
     WRITTEN = ('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")
 
     def calls(self, marker: str) -> Reading[None]:
-        """Read one call; the end of its block may be missing."""
+        """Read one call; its last brace or the end of its block may be missing."""
         yield from self.reader.spaces()
-        yield from self.json_call()
+        yield from self.json_call("</tool_call>")
         yield from self.reader.spaces()
         yield from self.reader.starts_with("</tool_call>")
 

@@ -38,7 +38,7 @@ class PythonicCalls(ToolParser):
 
     def _list(self, *, only_known: bool) -> Reading[None]:
         yield from self.reader.spaces()
-        before = len(self.reader.pending)
+        before = self.reader.num_pending
         yield from self.reader.expect("[")
         yield from self.reader.spaces()
         name = yield from self.reader.word(".")
@@ -48,7 +48,7 @@ class PythonicCalls(ToolParser):
         scanner = _Brackets()
         while not scanner.is_complete:
             yield from self.reader.scan(scanner)
-            if scanner.is_broken or len(self.reader.pending) > _MOST:
+            if scanner.is_broken or self.reader.num_pending > _MOST:
                 raise BrokenFormError
         calls = _calls_of(self.reader.pending[before:])
         if only_known and not {name for name, _ in calls} <= self.functions.keys():

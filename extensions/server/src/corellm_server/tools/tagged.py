@@ -28,7 +28,10 @@ class _TaggedCalls(ToolParser):
     KEY_END: ClassVar[str]
     VALUE: ClassVar[str] = ""
     VALUE_END: ClassVar[str]
+    """Ends a value where a key or an end follows; elsewhere it is the value's own."""
     END: ClassVar[str]
+    OTHER_ENDS: ClassVar[tuple[str, ...]] = ()
+    """What also follows a value, of a call whose end is missing."""
 
     def arguments_of(self, name: str) -> Reading[None]:
         """Yield a call whose arguments come next."""
@@ -56,15 +59,37 @@ class _TaggedCalls(ToolParser):
         types = _types_of(schema)
         yield from self.reader.starts_with("\n")
         if types != {"string"}:
-            value = yield from self.reader.before(self.VALUE_END, _MOST_OF_VALUE)
+            value = yield from self._whole_value()
             yield self.arguments(before + _converted(value.strip(), types))
             return
         yield self.arguments(before + '"')
         index = self.num_calls - 1
         ends = (f"\n{self.VALUE_END}", self.VALUE_END)
-        if not (yield from self.reader.until(ends, lambda source: _quoted(source, index), trims=False)):
-            raise BrokenFormError
+        while True:
+            if not (yield from self.reader.until(ends, lambda source: _quoted(source, index), trims=False)):
+                raise BrokenFormError
+            if (yield from self._is_end()):
+                break
+            yield _quoted(self.reader.take(), index)
         yield self.arguments('"')
+
+    def _whole_value(self) -> Reading[str]:
+        """Read a value, and the tag that ends it."""
+        read = list[str]()
+        left = _MOST_OF_VALUE
+        while True:
+            read.append((yield from self.reader.before(self.VALUE_END, left)))
+            if (yield from self._is_end()):
+                return self.VALUE_END.join(read)
+            left = max(0, left - len(read[-1]) - len(self.VALUE_END))
+
+    def _is_end(self) -> Reading[bool]:
+        """Whether the tag that was read ends its value: what may follow one does, or the output has ended."""
+        length = self.reader.num_pending
+        yield from self.reader.spaces()
+        is_followed = bool((yield from self.reader.starts_with(self.KEY, self.END, *self.OTHER_ENDS)))
+        self.reader.go_back(length)
+        return is_followed or self.reader.has_ended
 
     def _schema(self, name: str, key: str) -> Mapping[str, Any]:
         """What a tool says of an argument; nothing if it does not."""
@@ -79,6 +104,7 @@ class QwenCoderCalls(_TaggedCalls):
     MARKERS = ("<tool_call>", "<function=")
     TEMPLATE = ("<tool_call>", "<function=", "<parameter=")
     KEY, KEY_END, VALUE_END, END = "<parameter=", ">", "</parameter>", "</function>"
+    OTHER_ENDS = ("</tool_call>",)
 
     def calls(self, marker: str) -> Reading[None]:
         """Read one call; the tags around it may be missing."""
