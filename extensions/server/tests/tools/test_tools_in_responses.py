@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import openai
 import pytest
 from openai.types.responses import Response
 
+from corellm.outputs import CompletionOutput, Logprob, RequestOutput
+from corellm_server.output_forms import OutputForm
+from corellm_server.reasoning.marked import ThinkReasoning
+from corellm_server.responses.model_response import ModelResponse
+from corellm_server.tools.objects import HermesCalls
 from extensions.server.tests.conftest import MODEL, Running, data_url
 from extensions.server.tests.parsing.forms import TOOLS
 from extensions.server.tests.scripted import ScriptedLLM
@@ -52,6 +58,37 @@ def test_items_whole_and_streamed(running: Running, scripted: ScriptedLLM) -> No
         pieces = [event["delta"] for event in events if event.get("output_index") == number and "delta" in event]
         assert "".join(pieces) == (item["arguments"] if "arguments" in item else item["content"][0]["text"])
         assert len(pieces) > 1 or item["type"] != "reasoning"
+
+
+@pytest.mark.parametrize("cut", [2, 7])
+def test_logprobs_are_those_of_the_message(cut: int) -> None:
+    """Each has those of its own tokens, whole and streamed, wherever tokens end; also that of a token without text."""
+    form = OutputForm(tool_parser=HermesCalls, reasoning_parser=ThinkReasoning)
+    texts = [OUTPUT[start : start + cut] for start in range(0, len(OUTPUT), cut)]
+    texts = ["", *texts, "<|end|>"]
+
+    def completion(numbers: Sequence[int], text: str) -> RequestOutput:
+        logprobs = [{number: Logprob(-float(number), 1, texts[number])} for number in numbers]
+        is_last = numbers[-1] == len(texts) - 1
+        made = CompletionOutput(0, text, [*numbers], finish_reason="stop" if is_last else None, logprobs=logprobs)
+        return RequestOutput("r", "x", [1], [made], finished=is_last)
+
+    def numbers_of(response: dict[str, Any]) -> list[list[float]]:
+        messages = [item["content"][0] for item in response["output"] if item["type"] == "message"]
+        return [[-one["logprob"] for one in part["logprobs"]] for part in messages]
+
+    whole = ModelResponse({}, 0, form).whole(completion(range(len(texts)), OUTPUT))
+    streaming, events = ModelResponse({}, 0, form), list[dict[str, Any]]()
+    for number, text in enumerate(texts):
+        events += streaming.events(completion([number], text if number < len(texts) - 1 else ""))
+    want = []
+    for text in ("I look.", "Done."):
+        start = OUTPUT.index(text)
+        tokens = range(start // cut + 1, (start + len(text) - 1) // cut + 2)
+        want.append([*tokens] if text == "I look." else [*tokens, len(texts) - 1])
+    assert numbers_of(whole) == numbers_of(events[-1]["response"]) == want
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert [-one["logprob"] for event in deltas for one in event["logprobs"]] == [*want[0], *want[1]]
 
 
 @pytest.mark.parametrize("template", [QWEN, LLAMA, MISTRAL])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,6 +39,45 @@ def text_logprobs(output: CompletionOutput, num_top: int) -> list[dict[str, Any]
         for entry in (one, *one["top_logprobs"]):
             entry["bytes"] = entry["bytes"] or []
     return entries
+
+
+class TextLogprobs:
+    """The log-probabilities of an output's tokens, told apart by the parts of the text that they are of."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[dict[str, Any] | None, str]] = deque()
+        """Entries of tokens whose text has not come yet, and what of it has not; None for an entry that was given."""
+
+    def add(self, entries: Sequence[dict[str, Any]]) -> None:
+        """Take those of the next tokens, as of `text_logprobs`."""
+        self._waiting.extend((entry, entry["token"]) for entry in entries)
+
+    def of(self, source: str, *, is_wanted: bool) -> list[dict[str, Any]]:
+        """The entries of tokens that begin in the next part of the text; or end there, if where they begin has none.
+
+        Args:
+            source: the part.
+            is_wanted: whether it has entries; without, those of its tokens are left out.
+        """
+        found: list[dict[str, Any]] = []
+        position = 0
+        while self._waiting and position < len(source):
+            entry, text = self._waiting.popleft()
+            rest = text[len(source) - position :]
+            if source.startswith(text, position):
+                position += len(text)
+            elif rest and source.endswith(text[: len(source) - position]):
+                self._waiting.appendleft((None if is_wanted else entry, rest))
+                position = len(source)
+            if is_wanted and entry is not None:  # also that of a special token, which the text is without
+                found.append(entry)
+        return found
+
+    def left(self) -> list[dict[str, Any]]:
+        """The entries of tokens at the end of the output that have no text."""
+        found = [entry for entry, _ in self._waiting if entry is not None]
+        self._waiting.clear()
+        return found
 
 
 def prompt_logprobs(positions: Sequence[PositionLogprobs | None]) -> list[dict[str, Any] | None]:

@@ -40,16 +40,22 @@ class GrowingMessage:
 
     def take(self, completion: CompletionOutput) -> list[Piece]:
         """Add what is new; returns what is certain now, each kind joined."""
+        return self.add(self.read(completion))
+
+    def read(self, completion: CompletionOutput) -> Sequence[Piece]:
+        """Count what is new; returns all pieces that are certain now, which `add` takes."""
         if self._end_of_reasoning in completion.token_ids and self._tokens_at_end is None:
             assert self._end_of_reasoning is not None
             self._tokens_at_end = self._num_tokens + completion.token_ids.index(self._end_of_reasoning) + 1
         self._num_tokens += len(completion.token_ids)
         self._num_characters += len(completion.text)
         if self._parser is None:
-            pieces: Sequence[Piece] = [Text(completion.text)]
-        else:
-            pieces = self._parser.feed(completion.text)
-            pieces = [*pieces, *self._parser.finish()] if completion.finished else pieces
+            return [Text(completion.text)]
+        pieces = self._parser.feed(completion.text)
+        return [*pieces, *self._parser.finish()] if completion.finished else pieces
+
+    def add(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """Add pieces; returns those that are reported, each kind joined."""
         new = [piece for piece in merged(pieces) if self._is_reported(piece)]
         for piece in new:
             self._add(piece)

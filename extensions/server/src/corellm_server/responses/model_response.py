@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from corellm.outputs import CompletionOutput, RequestOutput
 from corellm_server.errors import ApiError
 from corellm_server.output_forms import OutputForm
 from corellm_server.parsing.pieces import Piece, Text
-from corellm_server.responses.logprobs import text_logprobs
+from corellm_server.responses.logprobs import TextLogprobs, text_logprobs
 from corellm_server.responses.message import GrowingMessage
 from corellm_server.responses.output_items import Event, OutputItem, item_of, text_of
 from corellm_server.responses.usage import Usage, finish_reason
@@ -43,8 +43,7 @@ class ModelResponse:
         self._said = GrowingMessage(form, one_call=one_call)
         self._is_parsed = form.parser() is not None
         self._items: list[OutputItem] = []
-        self._logprobs: list[dict[str, Any]] = []
-        """Those of tokens whose text has not come yet."""
+        self._logprobs = TextLogprobs()
         self._num_events = 0
 
     def whole(self, output: RequestOutput) -> dict[str, Any]:
@@ -87,26 +86,35 @@ class ModelResponse:
     def _take(self, completion: CompletionOutput) -> Iterator[Event]:
         """Add what is new of the completion."""
         if self._num_top is not None:
-            self._logprobs += text_logprobs(completion, self._num_top)
-        pieces = self._said.take(completion)
+            self._logprobs.add(text_logprobs(completion, self._num_top))
+        pieces = self._said.read(completion)
+        if self._num_top is None:
+            for piece in self._said.add(pieces):
+                yield from self._add(piece, [])
+        else:
+            yield from self._take_with_logprobs(pieces, is_last=completion.finished)
         self.usage.add_outputs([completion])
         self.usage.num_reasoning_tokens = self._said.num_reasoning_tokens
-        if not pieces and self._logprobs and not self._is_parsed:
-            pieces = [Text("")]  # a token without text has a log-probability, too
-        for piece in pieces:
-            yield from self._add(piece)
 
-    def _add(self, piece: Piece) -> Iterator[Event]:
+    def _take_with_logprobs(self, pieces: Sequence[Piece], *, is_last: bool) -> Iterator[Event]:
+        """Add pieces of the completion, texts with the log-probabilities of their tokens."""
+        for piece in pieces:
+            is_text = isinstance(piece, Text)
+            logprobs = self._logprobs.of(piece.source, is_wanted=is_text) if self._is_parsed else self._logprobs.left()
+            reported = self._said.add([piece])
+            for one in reported or ([Text("")] if logprobs else []):  # a token without text has one, too
+                yield from self._add(one, logprobs)
+        if is_last and self._items and self._items[-1].takes(Text("")):
+            yield from self._add(Text(""), self._logprobs.left())
+
+    def _add(self, piece: Piece, logprobs: list[dict[str, Any]]) -> Iterator[Event]:
         if not self._items or not self._items[-1].takes(piece):
             if self._items:
                 yield from self._items[-1].end("completed")
             self._items.append(item_of(piece, len(self._items)))
             yield from self._items[-1].beginning()
-        if text_of(piece) or self._logprobs:
-            is_text = isinstance(piece, Text)
-            new, self._logprobs = (self._logprobs, []) if is_text else ([], self._logprobs)
-            if text_of(piece) or new:
-                yield self._items[-1].add(text_of(piece), new)
+        if text_of(piece) or logprobs:
+            yield self._items[-1].add(text_of(piece), logprobs)
 
     def _with_an_item(self) -> Iterator[Event]:
         """Begin a message, if there is no item: no output is without one."""
