@@ -91,6 +91,7 @@ def check_messages(
     *,
     field: str,
     numbers: Sequence[int] | None = None,
+    joins_turns: bool = False,
 ) -> CheckedMessages:
     """The messages, with every part in one form.
 
@@ -100,6 +101,7 @@ def check_messages(
         item_limits: of the model, by modality; None for any number.
         field: of the request, that has the messages.
         numbers: of the field's elements that the messages come from; None for theirs.
+        joins_turns: whether neighbours of the same role are one message.
 
     Raises:
         ApiError: a message or part is malformed, or there are too many.
@@ -112,11 +114,28 @@ def check_messages(
     if parts > limits.max_parts:
         raise ApiError(400, f"{field} has {parts} parts, {limits.max_parts} are allowed", param=field)
     try:
-        checked = CheckedMessages(read_messages(messages, field=field, numbers=numbers, from_client=True), field)
+        read = read_messages(messages, field=field, numbers=numbers, from_client=True)
     except RequestError as error:
         raise as_api_error(error) from None
+    checked = CheckedMessages(_joined(read) if joins_turns else read, field)
     check_counts(checked.sources, limits.max_items, item_limits)
     return checked
+
+
+def _joined(messages: ReadMessages) -> ReadMessages:
+    """Messages of which no two neighbours are of the user, or of the assistant; what is malformed stays so."""
+    joined = ReadMessages()
+    for message in messages:
+        if joined and joined[-1]["role"] == message["role"] in ("user", "assistant"):
+            before = joined.pop()
+            pairs = {name: (before[name], message[name]) for name in _JOINED if name in before and name in message}
+            both = {name: one + two for name, (one, two) in pairs.items() if type(one) is type(two) in (list, str)}
+            message = {**before, **message, **both}
+        joined.append(message)
+    return joined
+
+
+_JOINED = ("content", "tool_calls", "reasoning_content")
 
 
 def _num_parts(message: Mapping[str, Any]) -> int:

@@ -71,7 +71,12 @@ class Preparation:
         item_limits = self._client.input_processor.mm_processor.limits
         checked = await exchange.aside(
             lambda: check_messages(
-                request.turns, self._config.limits, item_limits, field=request.FIELD, numbers=request.numbers
+                request.turns,
+                self._config.limits,
+                item_limits,
+                field=request.FIELD,
+                numbers=request.numbers,
+                joins_turns=request.JOINS_TURNS,
             )
         )
         await self.load(checked.sources)

@@ -229,6 +229,37 @@ def test_thoughts_go_back(running: Running, scripted: ScriptedLLM) -> None:
     assert scripted.prompts[-1].text == "Hm."
 
 
+def test_neighbours_of_the_same_role_are_one_turn(running: Running, scripted: ScriptedLLM) -> None:
+    """Their blocks, calls and thoughts; a place in an error is still that of the message that was sent."""
+    thought, text = {"type": "thinking", "thinking": "Hm.", "signature": ""}, {"type": "text", "text": "b"}
+    uses = [{"type": "tool_use", "id": f"toolu_{i}", "name": "now", "input": {}} for i in range(2)]
+    results = [{"type": "tool_result", "tool_use_id": f"toolu_{i}", "content": "1"} for i in range(2)]
+
+    def turns(*contents: tuple[str, list[Any]], apart: bool) -> list[dict[str, Any]]:
+        one = [{"role": role, "content": content} for role, content in contents]
+        each = [{"role": role, "content": [block]} for role, content in contents for block in content]
+        return each if apart else one
+
+    conversations = (
+        [("user", [text, image(1), text])],
+        [("user", [text]), ("assistant", [thought, text, *uses]), ("user", [*results, text, text])],
+        [("user", [text, text]), ("assistant", [text, text])],
+    )
+    for contents in conversations:
+        prompts = []
+        for apart in (False, True):
+            scripted.outputs = ["ok"]
+            running.post(PATH, request(turns(*contents, apart=apart))).raise_for_status()
+            prompts.append(scripted.prompts[-1])
+        assert prompts[0].text == prompts[1].text
+        assert prompts[0].token_ids == prompts[1].token_ids
+    wrong = [*user("a"), *user("b"), {"role": "user", "content": [text, {"type": "audio"}]}]
+    assert told(running.post(PATH, request(wrong)), 400).startswith("messages[2].content[1]")
+    odd = {"role": "assistant", "content": "x"}
+    odds = [*user("a"), {**odd, "tool_calls": 5}, {**odd, "tool_calls": [7]}, *user("b")]
+    told(running.post(PATH, request(odds)), 400)
+
+
 def test_the_template_gets_the_tools(running: Running, scripted: ScriptedLLM) -> None:
     """As chat's; with `none` the model is not told of them. Their tokens are counted."""
     scripted.outputs = [CALL] * 4

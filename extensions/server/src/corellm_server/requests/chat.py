@@ -26,6 +26,8 @@ class TemplateFields(Body):
 
     FIELD: ClassVar[str] = "messages"
     """The field that has the conversation, for errors."""
+    JOINS_TURNS: ClassVar[bool] = False
+    """Whether neighbours of the same role are one turn."""
 
     add_generation_prompt: bool | None = None
     """Whether to end with the start of the assistant's turn; by default yes."""

@@ -82,6 +82,7 @@ class OutputConfig(Body):
 class MessagesFields(TemplateFields, ChoiceFields):
     """A conversation in Anthropic's form, and what it asks for."""
 
+    JOINS_TURNS: ClassVar[bool] = True
     IGNORED: ClassVar[Mapping[str, str]] = {
         "diagnostics": "why a cache had no use",
         "inference_geo": "where to run",
