@@ -48,9 +48,9 @@ def ask(seed: int, **fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "temperature": 1.0, "seed": seed, "max_tokens": 400, **given}
 
 
-def calls_of(choice: Any) -> list[tuple[str, dict[str, Any]]]:
+def calls_of(choice: Any, reason: str = "tool_calls") -> list[tuple[str, dict[str, Any]]]:
     """A choice's calls, of their schemas; it has nothing else."""
-    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    assert (choice.finish_reason, choice.message.content) == (reason, None)
     calls = [(call.function.name, json.loads(call.function.arguments)) for call in choice.message.tool_calls]
     for name, arguments in calls:
         jsonschema.validate(arguments, SCHEMAS[name])
@@ -58,15 +58,17 @@ def calls_of(choice: Any) -> list[tuple[str, dict[str, Any]]]:
 
 
 def test_a_call_is_demanded(running: Running) -> None:
-    """Different ones for different seeds; one alone if there may be no others, or if it is named."""
+    """Different ones for different seeds; one alone if no others may come, or if it is named, which is no reason."""
     create = running.client().chat.completions.create
     one = [calls_of(create(**ask(seed, parallel_tool_calls=False)).choices[0]) for seed in SEEDS]
     assert {len(calls) for calls in one} == {1}
     assert len({json.dumps(calls) for calls in one}) > 1
     named = {"type": "function", "function": {"name": "look"}}
     for seed in SEEDS[:3]:
-        ((name, _),) = calls_of(create(**ask(seed, tool_choice=named)).choices[0])
+        ((name, _),) = calls_of(create(**ask(seed, tool_choice=named)).choices[0], "stop")
         assert name == "look"
+    last = [*create(**ask(1, tool_choice=named), stream=True)][-1]
+    assert last.choices[0].finish_reason == "stop"
 
 
 def test_streamed_and_in_responses(running: Running) -> None:

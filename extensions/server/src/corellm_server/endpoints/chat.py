@@ -43,6 +43,7 @@ def chat_routes(service: Service) -> APIRouter:
             f"chatcmpl-{uuid.uuid4().hex}", model, num_reported(params),
             usage=Usage(**body.usage_options), form=form, with_token_ids=bool(body.return_token_ids),
             shows_reasoning=body.include_reasoning is not False, one_call=body.parallel_tool_calls is False,
+            is_named=isinstance(body.tool_choice, dict),
         )  # fmt: skip
         if body.stream:
             return await EventStream.begun(service.generate(exchange, prompt, params), response.events)

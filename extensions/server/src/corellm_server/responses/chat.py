@@ -27,6 +27,7 @@ class ChatResponse:
         with_token_ids: whether to report the token ids of prompt and outputs.
         shows_reasoning: whether to report what the model thought.
         one_call: whether a reply has one tool call at most.
+        is_named: whether the request names the function to call: its call ends a reply with `stop`, as OpenAI's does.
     """
 
     def __init__(
@@ -40,12 +41,14 @@ class ChatResponse:
         with_token_ids: bool = False,
         shows_reasoning: bool = True,
         one_call: bool = False,
+        is_named: bool = False,
     ) -> None:
         self.usage = usage
         head: dict[str, Any] = {"id": response_id, "created": int(time.time()), "model": model}
         self._whole = {**head, "object": "chat.completion"}
         self._chunk = {**head, "object": "chat.completion.chunk"}
         self._num_top, self._with_token_ids = num_top, with_token_ids
+        self._is_named = is_named
         self._reasons = form.reasoning_parser is not None
         self._messages: defaultdict[int, GrowingMessage] = defaultdict(
             lambda: GrowingMessage(form, shows_reasoning=shows_reasoning, one_call=one_call)
@@ -122,10 +125,11 @@ class ChatResponse:
         return {"prompt_token_ids": output.prompt_token_ids} if self._with_token_ids else {}
 
     def _choice(self, output: CompletionOutput, content: dict[str, Any]) -> dict[str, Any]:
+        reason = self._messages[output.index].finish_reason(output)
         return {
             "index": output.index,
             **content,
-            "finish_reason": self._messages[output.index].finish_reason(output),
+            "finish_reason": "stop" if self._is_named and reason == "tool_calls" else reason,
             "logprobs": None if self._num_top is None else chat_logprobs(output, self._num_top),
             **({"token_ids": output.token_ids} if self._with_token_ids else {}),
         }
