@@ -56,6 +56,8 @@ class Exchange:
         self.salt: str | None = None
         """Separates the caches of clients with different keys."""
         self.body: dict[str, Any] = {}
+        self.form_field: str | None = None
+        """The field by which its outputs are held to a form."""
         self.num_bytes = 0
         """Bytes that the intake counts for it."""
         self.is_large = False

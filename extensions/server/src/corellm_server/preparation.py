@@ -25,7 +25,7 @@ from corellm_server.options import ServerConfig
 from corellm_server.requests.audio import TranscriptionRequest
 from corellm_server.requests.chat import TemplateFields
 from corellm_server.requests.completions import Prompt
-from corellm_server.requests.forms import form_errors
+from corellm_server.requests.forms import form_errors, form_field
 from corellm_server.requests.sampling import ChoiceFields
 from corellm_server.stages import stage
 
@@ -174,7 +174,8 @@ class Preparation:
             ApiError, CorellmError: outputs cannot be held to it; names the client's field.
         """
         if params.constraint is not None:
-            with form_errors(request):
+            exchange.form_field = form_field(request)
+            with form_errors(exchange.form_field):
                 check = partial(self._client.input_processor.check_params, params)
                 await self.in_pool(exchange, check, takes_long=True)
 

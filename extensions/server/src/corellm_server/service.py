@@ -24,6 +24,7 @@ from corellm_server.options import ServerConfig, ServerOptions
 from corellm_server.output_forms import OutputForm, OutputForms
 from corellm_server.preparation import Preparation
 from corellm_server.requests.chat import ChatRequest
+from corellm_server.requests.forms import form_errors
 from corellm_server.requests.messages import MessagesRequest
 from corellm_server.requests.responses import ResponsesRequest
 from corellm_server.requests.tools import demand_of, given_tools, strict_place
@@ -142,12 +143,13 @@ class Service:
         self.metrics.prepared(exchange, len(prompt.token_ids))
         num_tokens, output = 0, None
         try:
-            async with contextlib.aclosing(self.client.generate(prompt, params)) as outputs:
-                async for output in outputs:
-                    num_tokens += sum(len(completion.token_ids) for completion in output.outputs)
-                    if output.finished:  # outputs are deltas, or there is only a final one
-                        self.metrics.finished(exchange, output, num_tokens)
-                    yield output
+            with form_errors(exchange.form_field):
+                async with contextlib.aclosing(self.client.generate(prompt, params)) as outputs:
+                    async for output in outputs:
+                        num_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+                        if output.finished:  # outputs are deltas, or there is only a final one
+                            self.metrics.finished(exchange, output, num_tokens)
+                        yield output
         finally:
             exchange.num_output_tokens += num_tokens
             if output is not None:

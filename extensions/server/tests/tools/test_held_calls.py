@@ -130,6 +130,7 @@ def test_strict_calls_among_text(running: Running) -> None:
     [
         ({"tools": [function("f", a={"type": "array", "uniqueItems": True})]}, "uniqueItems"),
         ({"response_format": {"type": "json_object"}}, "cannot both"),
+        ({"extra_body": {"ignore_eos": True}, "parallel_tool_calls": False}, "leave no token"),
     ],
 )
 def test_what_cannot_be_held_to(running: Running, fields: dict[str, Any], told: str) -> None:

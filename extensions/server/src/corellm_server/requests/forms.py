@@ -28,13 +28,23 @@ def form_of(request: ChoiceFields) -> StructuredOutputsParams | None:
     asked = _asked(request)
     if asked is None:
         return None
-    with form_errors(request):
+    with form_errors(asked[0]):
         return StructuredOutputsParams(**asked[1])
 
 
+def form_field(request: ChoiceFields) -> str:
+    """The client's field that outputs are held to a form by: one that has a form, or the tools.
+
+    Raises:
+        ApiError: as `form_of`.
+    """
+    asked = _asked(request)
+    return "tools" if asked is None else asked[0]
+
+
 @contextmanager
-def form_errors(request: ChoiceFields) -> Iterator[None]:
-    """Have errors of the form name the client's field: one that has a form, or the tools whose calls are held to one.
+def form_errors(field: str | None) -> Iterator[None]:
+    """Have errors of the form name the client's field, also those while it is followed; None for no form.
 
     Raises:
         ApiError: for an `InvalidParameterError` of the form.
@@ -42,15 +52,14 @@ def form_errors(request: ChoiceFields) -> Iterator[None]:
     try:
         yield
     except InvalidParameterError as error:
-        if error.param != _OWN and not str(error.param).startswith(f"{_OWN}."):
+        if field is None or str(error.param).partition(".")[0] not in (_OWN, "constraint"):
             raise
-        asked = _asked(request)
-        raise _located("tools" if asked is None else asked[0], error) from None
+        raise _located(field, error) from None
 
 
 def _located(path: str, error: InvalidParameterError) -> ApiError:
     if path == _OWN:
-        return ApiError(400, str(error), param=error.param)
+        return ApiError(400, str(error), param=path if error.param == "constraint" else error.param)
     return ApiError(400, f"{path}: {str(error).removeprefix(f'{_OWN}: ')}", param=path)
 
 
