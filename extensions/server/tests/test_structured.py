@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jsonschema
 import pytest
 
-from extensions.server.tests.conftest import Running, chat, user
+from corellm.system.process import usable_cpus
+from extensions.server.tests.conftest import Running, chat, image_part, user
 from extensions.server.tests.test_promises import CHAT, error_of
 
 RESPONSES, COMPLETIONS = "/v1/responses", "/v1/completions"
@@ -149,3 +152,30 @@ def test_what_fails_while_it_runs_names_the_field(running: Running, path: str, *
         assert got.status_code == (200 if stream else 400), got.text
         error = next(event["error"] for event in told if event.get("error")) if stream else error_of(got, 400)
         assert error["param"] == param
+
+
+def test_checks_that_wait_keep_nobody_waiting(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While more forms than there are threads wait for their check, images and forms that are known are served."""
+    processor, may_end, number = running.service.client.input_processor, threading.Event(), usable_cpus() + 2
+    check, began = processor.check_params, threading.Semaphore(0)
+
+    def slow(params: Any) -> None:
+        if params.constraint is not None and "slow" in params.constraint.definition:
+            began.release()
+            assert may_end.wait(60)
+        check(params)
+
+    known = {**_body(CHAT), "guided_choice": ["a known one"]}
+    assert running.post(CHAT, known).status_code == 200
+    monkeypatch.setattr(processor, "check_params", slow)
+    with ThreadPoolExecutor(number) as pool:
+        bodies = [{**_body(CHAT), "guided_choice": [f"slow {i}"]} for i in range(number)]
+        waiting = [pool.submit(running.post, CHAT, body) for body in bodies]
+        try:
+            assert began.acquire(timeout=60)
+            for served in (known, {**_body(CHAT), "messages": user(image_part(1))}):
+                assert running.post(CHAT, served, timeout=30).status_code == 200
+            assert not any(future.done() for future in waiting)
+        finally:
+            may_end.set()
+        assert {future.result().status_code for future in waiting} == {200}

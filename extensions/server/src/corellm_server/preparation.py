@@ -7,9 +7,11 @@ engine or a response begins.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from hashlib import blake2b
 from typing import Any, TypeVar
 
 from corellm.errors import MultiModalError, PromptTooLongError, RequestError
@@ -30,6 +32,8 @@ from corellm_server.requests.sampling import ChoiceFields
 from corellm_server.stages import stage
 
 _Result = TypeVar("_Result")
+_NUM_PASSED = 1024
+"""Fewer than those who check forms remember."""
 
 
 class Preparation:
@@ -47,6 +51,10 @@ class Preparation:
             config.options.allowed_local_media_path, fetcher, takes_embeddings=config.options.enable_mm_embeds
         )
         self._pools = PreparationPools()
+        self._checks = PreparationPools()
+        """Threads of their own: a check of a form may wait for others."""
+        self._passed: OrderedDict[bytes, None] = OrderedDict()
+        """Hashes of the forms that passed last: to check one again takes no time."""
 
     async def conversation(
         self,
@@ -177,7 +185,15 @@ class Preparation:
             exchange.form_field = form_field(request)
             with form_errors(exchange.form_field):
                 check = partial(self._client.input_processor.check_params, params)
-                await self.in_pool(exchange, check, takes_long=True)
+                key = blake2b(params.constraint.definition.encode(errors="surrogatepass"), digest_size=16).digest()
+                if key in self._passed:
+                    await self.in_pool(exchange, check, takes_long=False)
+                else:
+                    await self.in_pool(exchange, check, takes_long=True, pools=self._checks)
+                self._passed[key] = None
+                self._passed.move_to_end(key)
+                if len(self._passed) > _NUM_PASSED:
+                    self._passed.popitem(last=False)
 
     def check_fit(self, prompt: ProcessedPrompt, params: SamplingParams, *, is_capped: bool, where: str) -> None:
         """Check a request against the model: token ids of its parameters, and the length of prompt and output.
@@ -238,15 +254,25 @@ class Preparation:
             )
         return replace(prompt, text=None)
 
-    async def in_pool(self, exchange: Exchange, function: Callable[[], _Result], *, takes_long: bool) -> _Result:
+    async def in_pool(
+        self,
+        exchange: Exchange,
+        function: Callable[[], _Result],
+        *,
+        takes_long: bool,
+        pools: PreparationPools | None = None,
+    ) -> _Result:
         """Call a function in a thread, in the client's turn; cancelled before it began, it is not called."""
         with stage("process"):
-            future = self._pools.submit(function, takes_long=takes_long, owner=exchange.salt or exchange.client)
+            future = (pools or self._pools).submit(
+                function, takes_long=takes_long, owner=exchange.salt or exchange.client
+            )
             return await asyncio.wrap_future(future)
 
     def close(self) -> None:
         """End the threads."""
         self._pools.close()
+        self._checks.close()
 
     def _chat_options(self, request: TemplateFields) -> dict[str, Any]:
         """The options of a conversation that the client gave and may give."""
