@@ -81,7 +81,7 @@ def test_a_response_is_chats_completion(running: Running, *, with_image: bool) -
     assert got.usage.total_tokens == got.usage.input_tokens + 6
     assert got.usage.input_tokens_details.cached_tokens > 0  # chat's prompt
     assert (got.model, got.instructions, got.metadata, got.temperature) == (MODEL, "be brief", {"a": "b"}, 0)
-    assert (got.status, got.error, got.to_dict()["store"]) == ("incomplete", None, False)
+    assert (got.status, got.error, got.to_dict()["store"]) == ("incomplete", None, True)
     assert got.incomplete_details is not None
     assert got.incomplete_details.reason == "max_output_tokens"
 
@@ -222,7 +222,7 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"include": LOGPROBS, "top_logprobs": -1}, "top_logprobs"), ({"include": "x"}, "include"),
     ({"metadata": {"a": 1}}, "metadata"), ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
     ({"text": {"x": 1}}, "text.x"), ({"text": "x"}, "text"), ({"tools": [{}]}, "tools[0]"),
-    ({"tool_choice": "required"}, "tool_choice"), ({"background": True}, "background"),
+    ({"tool_choice": "required"}, "tool_choice"), ({"background": True, "store": False}, "background"),
     ({"previous_response_id": "resp_1"}, "previous_response_id"), ({"conversation": "c"}, "conversation"),
     ({"prompt": {"id": "p"}}, "prompt"), ({"truncation": "old"}, "truncation"),
     ({"mm_processor_kwargs": {"size": 9}}, "mm_processor_kwargs"), ({"chat_template": "x"}, "chat_template"),
@@ -273,7 +273,7 @@ def test_limits_name_the_input(llm: AsyncLLM) -> None:
 
 
 def test_errors_are_openais(running: Running) -> None:
-    """Each status raises the client's own exception, with our message; nothing was kept."""
+    """Each status raises the client's own exception, with our message."""
     responses = running.client().responses
     with pytest.raises(openai.BadRequestError, match="input: ") as caught:
         responses.create(**ask("x", max_output_tokens=10**6))
@@ -281,9 +281,9 @@ def test_errors_are_openais(running: Running) -> None:
     with pytest.raises(openai.NotFoundError, match="'other'") as missing:
         responses.create(model="other", input="x")
     assert missing.value.code == "model_not_found"
-    with pytest.raises(openai.BadRequestError, match="as input") as caught:
+    with pytest.raises(openai.BadRequestError, match="resp_1") as caught:
         responses.create(**ask("x"), previous_response_id="resp_1")
-    assert (caught.value.param, caught.value.code) == ("previous_response_id", "unsupported_parameter")
+    assert (caught.value.param, caught.value.code) == ("previous_response_id", "previous_response_not_found")
     with pytest.raises(openai.NotFoundError):
         responses.retrieve("resp_1")
 

@@ -13,6 +13,7 @@ from corellm_server import document
 from corellm_server.endpoints.audio import audio_routes
 from corellm_server.endpoints.chat import chat_routes
 from corellm_server.endpoints.completions import completion_routes
+from corellm_server.endpoints.kept_responses import kept_response_routes
 from corellm_server.endpoints.messages import message_routes
 from corellm_server.endpoints.models import model_routes
 from corellm_server.endpoints.pooling import pooling_routes
@@ -37,8 +38,8 @@ def make_app(service: Service) -> ASGIApp:
     )  # fmt: skip
     declared = [*app.routes]
     for routes in (
-        chat_routes, response_routes, message_routes, completion_routes, audio_routes, pooling_routes, score_routes,
-        token_routes, model_routes, status_routes,
+        chat_routes, response_routes, kept_response_routes, message_routes, completion_routes, audio_routes,
+        pooling_routes, score_routes, token_routes, model_routes, status_routes,
     ):  # fmt: skip
         router = routes(service)
         declared += router.routes
@@ -56,7 +57,7 @@ def make_app(service: Service) -> ASGIApp:
     gate: ASGIApp = Gate(app, declared, service.config, service.intake, on_end)
     if options.cors_origins:
         gate = CORSMiddleware(
-            gate, allow_origins=options.cors_origins, allow_methods=["GET", "POST"],
+            gate, allow_origins=options.cors_origins, allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"], expose_headers=["X-Request-Id", "Retry-After"],
         )  # fmt: skip
     return gate

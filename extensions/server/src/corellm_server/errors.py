@@ -73,6 +73,11 @@ def shutting_down() -> ApiError:
     return unavailable("the server is shutting down; send the request to another one", retry_after=5)
 
 
+def timed_out(seconds: float) -> ApiError:
+    """A 503 for a request that was not complete after so long."""
+    return ApiError(503, f"the request took longer than the {seconds:g} s allowed", code="timeout")
+
+
 def engine_hung(seconds: float) -> ApiError:
     """A 503 of a server whose engine completed no step for so long."""
     message = f"the engine completed no step for {seconds:g} s; the server is about to exit"

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from corellm.system.allocator import return_freed_memory
 from corellm_server.aside import Aside
-from corellm_server.errors import ApiError, as_api_error
+from corellm_server.errors import ApiError, as_api_error, timed_out
 from corellm_server.exchange import Exchange
 from corellm_server.intake import Intake
 from corellm_server.keys import ApiKeys
@@ -30,6 +30,8 @@ OPEN_ROUTES = frozenset({"/health", "/ready"})
 """Routes of probes, which have no keys."""
 FORM_ROUTES = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
 """Routes whose bodies are forms with a file; all others are JSON."""
+BODYLESS_ROUTES = frozenset({"/v1/responses/{response_id}/cancel"})
+"""Routes of POST that have no body; one that comes is not read."""
 _LARGE_BYTES = 4 << 20
 """Size from which on a request's memory goes back to the system, once it and all others of this size have ended."""
 
@@ -69,7 +71,9 @@ class Gate:
             if scope["path"] not in OPEN_ROUTES:
                 exchange.key, exchange.salt = self._keys.caller(exchange.headers)
             route = self._route_of(scope)
-            if scope["method"] == "POST":
+            if route in BODYLESS_ROUTES:
+                exchange.is_read = True
+            elif scope["method"] == "POST":
                 await self._receive(exchange, receive, is_form=route in FORM_ROUTES)
             await self._run(exchange, scope, receive)
         except ConnectionError:
@@ -129,8 +133,7 @@ class Gate:
         work: asyncio.Future[None] = asyncio.ensure_future(self._app(scope, _never, exchange.send))
         watch = asyncio.ensure_future(_watch(exchange, receive))
         seconds = self._config.options.request_timeout
-        late = ApiError(503, f"the request took longer than the {seconds:g} s allowed", code="timeout")
-        deadline = asyncio.get_running_loop().call_later(seconds, exchange.stop, late)
+        deadline = asyncio.get_running_loop().call_later(seconds, exchange.stop, timed_out(seconds))
         try:
             waited: set[asyncio.Future[Any]] = {work, exchange.ended}
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from corellm import serving
@@ -50,6 +50,8 @@ class ServerMetrics:
         self._output = Histogram(
             "corellm:request_generation_tokens", "Output lengths", buckets=_TOKENS, registry=registry
         )
+        self._num_kept = Gauge("corellm:kept_responses", "Responses that are kept", registry=registry)
+        self._kept_bytes = Gauge("corellm:kept_responses_bytes", "Bytes of kept responses", registry=registry)
         registry.register(self)
 
     def prepared(self, exchange: Exchange, num_prompt_tokens: int) -> None:
@@ -74,6 +76,11 @@ class ServerMetrics:
         self._requests.labels(route, exchange.outcome).inc()
         if exchange.outcome == "ok" and exchange.outputs:
             self._seconds.observe(time.monotonic() - exchange.began)
+
+    def kept_responses(self, number: int, num_bytes: int) -> None:
+        """Note which responses are kept now."""
+        self._num_kept.set(number)
+        self._kept_bytes.set(num_bytes)
 
     def text(self, engine_metrics: Sequence[serving.Metric]) -> bytes:
         """All metrics in Prometheus's format."""

@@ -65,6 +65,16 @@ class ServerOptions:
     score_template: str | None = None
     """Where query and document stand in the prompt of a model that reads both together (`/score`, `/rerank`); None: one
     after the other, and for encoder-only models a pair as their tokenizer joins it."""
+    responses_store: str | None = None
+    """File of SQLite in which responses of `/v1/responses` are kept, so that they outlive the server; None for memory.
+    It is made if there is none, readable by this user alone, and each server has its own."""
+    responses_max_kept: int = 10_000
+    """Most responses that are kept; 0 to keep none. The oldest of the key that has most of them give way."""
+    responses_max_bytes: int = 256 << 20
+    """Most bytes of kept responses, with images and other media in their input; the oldest of the key that has most of
+    them give way. A response that is larger by itself is not kept."""
+    responses_max_seconds: float = 86400.0
+    """Seconds that a response is kept; going on with it begins them again, for all of its conversation."""
     max_queue: int = 256
     """Most requests in the server, running ones included; more are answered 503 at once. A request counts once all of
     it has arrived."""
@@ -106,6 +116,9 @@ class ServerOptions:
         check_number("port", self.port, 0, 65535, whole=True)
         if self.max_window_size is not None:
             check_number("max_window_size", self.max_window_size, 1, 1 << 40, whole=True)
+        check_number("responses_max_kept", self.responses_max_kept, 0, 1 << 40, whole=True)
+        check_number("responses_max_bytes", self.responses_max_bytes, 1, 1 << 40, whole=True)
+        check_number("responses_max_seconds", self.responses_max_seconds, 1, 1e9)
         check_number("max_queue", self.max_queue, 1, 1_000_000, whole=True)
         check_number("max_uploads", self.max_uploads, 1, 1_000_000, whole=True)
         check_number("max_uploads_per_client", self.max_uploads_per_client, 1, 1_000_000, whole=True)

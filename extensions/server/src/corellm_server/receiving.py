@@ -15,7 +15,7 @@ from corellm_server.json_text import VALUE_BYTES, JsonCounter, invalid_json, rea
 from corellm_server.limits import RequestLimits
 from corellm_server.uploads import Upload
 
-_QUICK_BYTES, _QUICK_VALUES = 1 << 18, 1 << 12
+QUICK_BYTES, _QUICK_VALUES = 1 << 18, 1 << 12
 """A body of so many is parsed and checked in a few milliseconds."""
 _CLOSE = {"Connection": "close"}
 
@@ -84,7 +84,7 @@ async def _receive_all(
             raise upload.refusal
         chunks.append(chunk)
         exchange.is_read = not more
-    exchange.is_large = num_bytes > _QUICK_BYTES or counter.num_values > _QUICK_VALUES
+    exchange.is_large = num_bytes > QUICK_BYTES or counter.num_values > _QUICK_VALUES
     return chunks
 
 

@@ -18,6 +18,7 @@ from corellm.serving import EngineClient, ProcessedPrompt
 from corellm_server.errors import ApiError
 from corellm_server.exchange import Exchange
 from corellm_server.intake import Intake
+from corellm_server.kept.responses import KeptResponses
 from corellm_server.media_sources import Fetcher
 from corellm_server.metrics import ServerMetrics
 from corellm_server.options import ServerConfig, ServerOptions
@@ -68,6 +69,9 @@ class Service:
         uploads = Uploads(options.max_uploads, options.max_uploads_per_client)
         self.intake = Intake(options.max_queue, config.limits.max_held_bytes, uploads)
         self.metrics = ServerMetrics()
+        self.kept = KeptResponses(
+            options, config.limits.max_body_bytes, self.intake, self.hold, self.metrics.kept_responses
+        )
         self.preparation = Preparation(client, config, fetcher)
         self.forms = OutputForms(client.input_processor, options)
         self._fetcher = fetcher
@@ -190,9 +194,10 @@ class Service:
         return output
 
     async def close(self) -> None:
-        """End the threads of preparation, fetching and tracing. The engine is not the service's own."""
+        """End background work and the threads of preparation, fetching and tracing. The engine is not its own."""
         self.preparation.close()
         if self.tracing is not None:
             self.tracing.close()
         if self._fetcher is not None:
             await self._fetcher.close()
+        await self.kept.close()

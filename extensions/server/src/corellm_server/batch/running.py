@@ -33,7 +33,10 @@ _WINDOW = 8
 
 def batch_options(options: ServerOptions, max_num_seqs: int) -> ServerOptions:
     """Options for a service without clients, that takes as many requests as keep the engine busy."""
-    return replace(options, api_key=(), root_path="", cors_origins=(), max_queue=_IN_FLIGHT * max_num_seqs)
+    return replace(
+        options, api_key=(), root_path="", cors_origins=(), max_queue=_IN_FLIGHT * max_num_seqs,
+        responses_store=None, responses_max_kept=0,
+    )  # fmt: skip
 
 
 class BatchRun:

@@ -83,12 +83,14 @@ def _serve(config: ServerConfig, engine_args: dict[str, Any]) -> int:
     from corellm.fetching.fetcher import Fetcher
     from corellm.serving import ProcessLLM
     from corellm_server.connections import allow_descriptors
+    from corellm_server.kept.responses import open_table
     from corellm_server.running import HttpServer, bind, check_certificate, url_of
     from corellm_server.service import Service, served_names
 
     options = config.options
     warn(config)
     check_certificate(options)
+    open_table(options).close()  # before the model is loaded
     allow_descriptors(options.max_connections)
     logger.info("loading %s", engine_args["model"])
     name = served_names(options, engine_args["model"])[0]

@@ -37,6 +37,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 """Statuses of errors of a POST, for the OpenAPI document."""
 GET_ERRORS: dict[int | str, dict[str, Any]] = {status: ERRORS[status] for status in (401, 500, 503)}
 """Statuses of errors of a GET, which has neither a body nor fields."""
+ID_ERRORS: dict[int | str, dict[str, Any]] = {status: ERRORS[status] for status in (400, 401, 404, 500, 503)}
+"""Statuses of errors of a GET or DELETE of something with an id."""
 STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 """Events instead of a JSON object, for the OpenAPI document."""
 

@@ -111,7 +111,7 @@ class Body(BaseModel):
 def wrong_body(errors: Sequence[ErrorDetails]) -> ApiError:
     """The error for a body that is not as its model says, in our words."""
     first = errors[0]
-    place = [part for part in first["loc"] if part != "body"]
+    place = [part for part in first["loc"] if part not in ("body", "path", "query")]
     param = str(place[0]) if place else None
     for part in place[1:]:
         if not isinstance(part, int):

@@ -11,13 +11,14 @@ from typing import Any
 from corellm_server.errors import ApiError
 
 
-def to_messages(items: Sequence[Any]) -> tuple[list[dict[str, Any]], list[int]]:
+def to_messages(items: Sequence[Any], begin: int = 0) -> tuple[list[dict[str, Any]], list[int]]:
     """The messages that items are, and the number of the item that each begins with.
 
     Calls, and the reasoning and text before them, are one message of the assistant, as the model wrote them.
 
     Args:
         items: as the client sent them.
+        begin: the number of the first one.
 
     Raises:
         ApiError: an item is no message or part of one; names it.
@@ -25,7 +26,7 @@ def to_messages(items: Sequence[Any]) -> tuple[list[dict[str, Any]], list[int]]:
     messages: list[dict[str, Any]] = []
     numbers: list[int] = []
     reasoning = ""
-    for number, item in enumerate(items):
+    for number, item in enumerate(items, begin):
         message = _to_message(f"input[{number}]", item)
         if _is_a(item, "reasoning"):
             reasoning += message["reasoning_content"]
@@ -66,7 +67,11 @@ def _to_message(where: str, item: Any) -> dict[str, Any]:
         parts = item.get("content") or item.get("summary") or []
         texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
         return {"reasoning_content": "".join(text for text in texts if isinstance(text, str))}
-    why = "there are no stored items" if kind == "item_reference" else "there is no such tool"
+    why = (
+        "items are not kept by themselves; use previous_response_id"
+        if kind == "item_reference"
+        else "there is no such tool"
+    )
     told = f"{where}: type {kind!r:.100} is not supported: {why}; send messages, function calls and their outputs"
     raise ApiError(400, told, param=where, code="unsupported_parameter")
 

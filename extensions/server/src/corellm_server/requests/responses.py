@@ -1,4 +1,4 @@
-"""The body of `/v1/responses`. Responses are not kept: a request brings the whole conversation."""
+"""The body of `/v1/responses`. What an earlier response was made of is brought by the caller; nothing is kept here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from openai.types.responses import ResponseIncludable
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from corellm.known_fields import Absent
 from corellm_server.errors import ApiError
@@ -17,7 +17,6 @@ from corellm_server.requests.items import to_messages
 from corellm_server.requests.sampling import SamplingFields
 
 _Label = Annotated[str, Field(max_length=64)]
-_NOT_KEPT = "responses are not kept; send the whole conversation as input"
 
 
 class TextConfig(Body):
@@ -59,24 +58,27 @@ class ResponsesRequest(TemplateFields, SamplingFields):
         "prompt_cache_retention": "how long a prefix is cached",
         "safety_identifier": "whose request it is",
         "service_tier": "how fast and how expensive",
-        "store": "whether to keep the response; nothing is kept",
         "stream_options": "random padding of events",
         "user": "whose request it is",
     }
     REFUSED: ClassVar[Mapping[str, Absent]] = {
         **SamplingFields.REFUSED,
-        "background": Absent((False,), "responses are not kept; wait for this one, or stream it"),
         "context_management": Absent(([],), "nothing is left out of a conversation; send a shorter one"),
-        "conversation": Absent((), _NOT_KEPT),
+        "conversation": Absent((), "there are no conversations to go on with; use previous_response_id"),
         "moderation": Absent((), "nothing is moderated"),
-        "previous_response_id": Absent((), _NOT_KEPT),
         "prompt": Absent((), "there are no stored prompts; send input and instructions"),
     }
 
     input: str | list[Any]
     """The user's text, or the conversation as items: messages, their content as text or parts."""
+    previous_response_id: str | None = None
+    """A kept response that this one goes on with: its input, with what was before it, and its output come first."""
+    store: bool | None = None
+    """Whether to keep the response, for `previous_response_id` and for a client that comes back; by default yes."""
+    background: bool | None = None
+    """Return at once and go on without the client, which asks for the response by its id."""
     instructions: str | None = None
-    """A system message before the input."""
+    """A system message before the input; not that of the previous response."""
     max_output_tokens: int | None = None
     """Most tokens to generate."""
     include: Annotated[list[ResponseIncludable], FIRST_ERROR] | None = None
@@ -97,6 +99,17 @@ class ResponsesRequest(TemplateFields, SamplingFields):
     """How long to think (`effort`)."""
     text: TextConfig | None = None
     """The form of the output."""
+
+    _earlier: list[Any] = PrivateAttr(default_factory=list)
+
+    def go_on(self, earlier: list[Any]) -> None:
+        """Have items of earlier responses come before the input. Their numbers are negative."""
+        self._earlier = earlier
+
+    @property
+    def own_items(self) -> list[Any]:
+        """The input as items."""
+        return [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
 
     @property
     def wants_logprobs(self) -> bool:
@@ -120,12 +133,11 @@ class ResponsesRequest(TemplateFields, SamplingFields):
     @cached_property
     def _numbered(self) -> tuple[list[dict[str, Any]], list[int]]:
         first = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
-        if isinstance(self.input, str):
-            return [*first, {"role": "user", "content": self.input}], [*range(-len(first), 1)]
-        if not self.input:
+        if not self.input and isinstance(self.input, list):
             raise ApiError(400, "input must have at least one item", param="input")
-        messages, numbers = to_messages(self.input)
-        return [*first, *messages], [*range(-len(first), 0), *numbers]
+        begin = -len(self._earlier)
+        messages, numbers = to_messages([*self._earlier, *self.own_items], begin)
+        return [*first, *messages], [*range(begin - len(first), begin), *numbers]
 
     @property
     def effort(self) -> str | None:

@@ -51,7 +51,11 @@ class EventStream(Response):
         Raises:
             BaseException: what making the first event raised.
         """
-        events = _events(outputs, make)
+        return await cls.of(events_of(outputs, make))
+
+    @classmethod
+    async def of(cls, events: AsyncGenerator[dict[str, Any], None]) -> EventStream:
+        """A response whose first event is there; the events are closed with it."""
         return cls(await anext(events, None), events)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,9 +76,10 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": exchange.dialect.end})
 
 
-async def _events(
+async def events_of(
     outputs: AsyncGenerator[_Output, None], make: Callable[[_Output], Iterable[dict[str, Any]]]
 ) -> AsyncGenerator[dict[str, Any], None]:
+    """The events that outputs become."""
     async with contextlib.aclosing(outputs):
         async for output in outputs:
             for event in make(output):

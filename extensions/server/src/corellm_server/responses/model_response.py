@@ -37,7 +37,9 @@ class ModelResponse:
         self, settings: Mapping[str, Any], num_top: int | None, form: OutputForm, *, one_call: bool = False
     ) -> None:
         self.usage = Usage()
-        self._id = f"resp_{uuid.uuid4().hex}"
+        self.id = f"resp_{uuid.uuid4().hex}"
+        self.is_begun = False
+        """Whether the engine has returned anything."""
         self._settings, self._num_top = settings, num_top
         self._created = int(time.time())
         self._said = GrowingMessage(form, one_call=one_call)
@@ -58,9 +60,11 @@ class ModelResponse:
 
     def events(self, output: RequestOutput) -> Iterator[dict[str, Any]]:
         """The events for what is new, as OpenAI's `ResponseStreamEvent`."""
-        if not self._num_events:
+        if not self.is_begun:
+            self.is_begun = True
             self.usage.add_prompt(output)
-            yield self._event("created", response=self._response("in_progress", []))
+            if not self._num_events:
+                yield self._event("created", response=self._response("in_progress", []))
             yield self._event("in_progress", response=self._response("in_progress", []))
             if not self._is_parsed:
                 yield from self._numbered(self._with_an_item())
@@ -71,6 +75,20 @@ class ModelResponse:
             yield from self._numbered(self._with_an_item())
             yield from self._numbered(self._items[-1].end(status))
             yield self._event(status, response=self._finished(status))
+
+    def queued(self) -> Iterator[dict[str, Any]]:
+        """The events that begin a stream before there is any output."""
+        yield self._event("created", response=self.now("queued"))
+        yield self._event("queued", response=self.now("queued"))
+
+    def now(self, status: str) -> dict[str, Any]:
+        """The response as far as it is, with the status of all of it."""
+        is_over = status == "cancelled"
+        return self._response(status, self._output("incomplete" if is_over else "in_progress") if self._items else [])
+
+    def cancellation(self) -> Iterator[dict[str, Any]]:
+        """The event that ends a stream which was cancelled: there is none of this name."""
+        yield self._event("failed", response=self.now("cancelled"))
 
     def failure(self, error: ApiError) -> Iterator[dict[str, Any]]:
         """The events that end a stream which failed."""
@@ -142,7 +160,7 @@ class ModelResponse:
 
     def _response(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            **_FIXED, **self._settings, "id": self._id, "object": "response", "created_at": self._created,
+            **_FIXED, **self._settings, "id": self.id, "object": "response", "created_at": self._created,
             "completed_at": None, "status": status, "error": None, "incomplete_details": None, "output": output,
             "usage": None,
         }  # fmt: skip
