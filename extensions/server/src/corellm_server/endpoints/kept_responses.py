@@ -36,7 +36,7 @@ class ItemList(BaseModel):
     """Items of a response's input, a page of them."""
 
     object: Literal["list"]
-    data: list[object]
+    data: list[Any]
     first_id: str | None
     last_id: str | None
     has_more: bool
@@ -113,5 +113,5 @@ def _events(found: BackgroundRun | Found, after: int) -> AsyncGenerator[dict[str
 
 
 async def _again(events: bytes, after: int) -> AsyncGenerator[dict[str, Any], None]:
-    for event in msgspec.json.decode(events)[after + 1 :]:
-        yield event
+    for event in msgspec.json.decode(events, type=list[msgspec.Raw])[after + 1 :]:
+        yield msgspec.json.decode(event)

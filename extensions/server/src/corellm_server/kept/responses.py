@@ -132,12 +132,8 @@ class KeptResponses:
         Raises:
             ApiError: 500, the disk failed.
         """
-        whole = msgspec.json.encode(response)
-        row = Row(response["id"], place.owner, place.previous, response["status"], place.input, whole, events)
-        if row.num_bytes > self._options.responses_max_bytes:
-            return {**response, "store": False}
-        await self._changing(lambda: self._table.put(row))
-        return response
+        is_kept = await self._changing(lambda: self._put(place, response, events))
+        return response if is_kept else {**response, "store": False}
 
     async def keeping(
         self, place: Place, events: AsyncGenerator[dict[str, Any], None]
@@ -279,6 +275,14 @@ class KeptResponses:
         num_values = await exchange.aside(lambda: sum(map(count_values, parts)))
         self._hold(exchange, VALUE_BYTES * num_values)
         return await exchange.aside(lambda: _decoded(parts))
+
+    def _put(self, place: Place, response: dict[str, Any], events: bytes | None) -> bool:
+        whole = msgspec.json.encode(response)
+        row = Row(response["id"], place.owner, place.previous, response["status"], place.input, whole, events)
+        fits = row.num_bytes <= self._options.responses_max_bytes
+        if fits:
+            self._table.put(row)
+        return fits
 
     async def _changing(self, function: Callable[[], _Result]) -> _Result:
         result, totals = await self._call(lambda: (function(), self._table.totals()))
