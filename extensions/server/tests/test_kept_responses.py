@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -426,10 +427,20 @@ def test_a_disk_that_fails(llm: AsyncLLM, tmp_path: Path) -> None:
         assert_serves(running)
 
 
-def test_files_that_cannot_be_used(llm: AsyncLLM, tmp_path: Path) -> None:
-    """Refused at the start, with the reason."""
-    import sqlite3
+def test_what_is_deleted_is_not_in_the_file(tmp_path: Path) -> None:
+    """Once the server has ended; what is kept is."""
+    table = ResponseTable(str(tmp_path / "kept.db"), max_kept=9, max_bytes=10**6, max_seconds=9)
+    for id in ("kept", "secret"):
+        table.put(Row(id, "", None, "completed", b"[]", id.encode() * 2000))
+    table.delete("secret", "")
+    table.close()
+    (file,) = tmp_path.iterdir()
+    assert b"kept" * 100 in file.read_bytes()
+    assert b"secret" not in file.read_bytes()
 
+
+def test_files_that_cannot_be_used(tmp_path: Path) -> None:
+    """Refused at the start, with the reason."""
     (tmp_path / "text.db").write_text("no database " * 100)
     other = sqlite3.connect(tmp_path / "other.db")
     other.execute("CREATE TABLE something (x)")

@@ -34,6 +34,8 @@ POSTS = (
 ROUTES = [("POST", path) for path in POSTS] + [
     ("GET", path) for path in ("/v1/models", "/v1/models/tiny", "/version", "/metrics", "/openapi.json", "/nothing")
 ]
+ROUTES += [("GET", "/v1/responses/x"), ("DELETE", "/v1/responses/x"), ("GET", "/v1/responses/x/input_items")]
+ROUTES += [("POST", "/v1/responses/x/cancel")]
 JSON = {"Content-Type": "application/json"}
 
 

@@ -176,7 +176,8 @@ class KeptResponses:
                     raise ApiError(500, f"the response is larger than the {most} bytes that are kept", code="too_large")
             finally:
                 self._runs.pop(run.id, None)
-                logger.info("request %s: its response in the background is %s", exchange.request_id, whole["status"])
+                told = "request %s: its response in the background is %s, with %d tokens"
+                logger.info(told, exchange.request_id, whole["status"], exchange.num_output_tokens)
 
         run.begin(outputs, keep, self._options.request_timeout)
         return run
