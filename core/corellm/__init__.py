@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from corellm.prompts import TokensPrompt as TokensPrompt
     from corellm.sampling_params import RequestOutputKind as RequestOutputKind
     from corellm.sampling_params import SamplingParams as SamplingParams
+    from corellm.structured_outputs import ReasoningParams as ReasoningParams
     from corellm.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
 
 __version__ = "0.2.0"
@@ -54,6 +55,7 @@ _HOMES = {
     "PoolingParams": "corellm.pooling_params",
     "PoolingRequestOutput": "corellm.pooling_outputs",
     "PromptType": "corellm.prompts",
+    "ReasoningParams": "corellm.structured_outputs",
     "RequestMetrics": "corellm.outputs",
     "RequestOutput": "corellm.outputs",
     "RequestOutputKind": "corellm.sampling_params",

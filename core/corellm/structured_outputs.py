@@ -1,14 +1,14 @@
-"""The form that an output is to have: a schema, a regex, a list of choices, a grammar; plain data.
+"""The form that an output is to have: a schema, a regex, a list of choices, a grammar; and the reasoning before it.
 
-Knows which forms there are and their types; knows neither grammars nor tokens: `corellm-structured` holds outputs to
-them.
+Plain data. Knows which forms there are and their types; knows neither grammars nor tokens: `corellm-structured` holds
+outputs to them.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from corellm.errors import InvalidParameterError
@@ -16,11 +16,45 @@ from corellm.known_fields import KnownFields
 
 STRUCTURED = "structured"
 """The kind of constraint that a form becomes."""
+_MAX_MARKER = 100
+
+
+@dataclass(kw_only=True, frozen=True, slots=True)
+class ReasoningParams(KnownFields):
+    """Reasoning that an output may begin with, between two markers; the form begins behind it.
+
+    Raises:
+        InvalidParameterError: an unknown field, or a value of a wrong type; `param` names the field.
+    """
+
+    start: str = "<think>"
+    """What opens it: the output begins with this or with the form."""
+    end: str = "</think>"
+    """What ends it."""
+    is_begun: bool = False
+    """Whether the prompt has opened it: then the output begins with reasoning."""
+    max_tokens: int | None = None
+    """After as many tokens of reasoning, its end is written; None for no bound."""
+
+    def __post_init__(self) -> None:
+        for name in ("start", "end"):
+            if not isinstance(marker := getattr(self, name), str) or not 0 < len(marker.strip()) <= _MAX_MARKER:
+                raise _wrong(f"reasoning.{name}", f"must be 1 to {_MAX_MARKER} characters, got {marker!r:.100}")
+        if not isinstance(self.is_begun, bool):
+            raise _wrong("reasoning.is_begun", f"must be True or False, got {self.is_begun!r:.100}")
+        bound = self.max_tokens
+        if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int) or bound < 0):
+            raise _wrong("reasoning.max_tokens", f"must be an integer of at least 0, or None; got {bound!r:.100}")
+
+    def before(self, definition: str | None) -> str:
+        """Return the definition of a form that comes behind it; None for any text. Its own reasoning, if any, stays."""
+        stated = {} if definition is None else json.loads(definition)
+        return json.dumps({"reasoning": asdict(self), **stated}, separators=(",", ":"))
 
 
 @dataclass(kw_only=True, frozen=True, slots=True)
 class StructuredOutputsParams(KnownFields):
-    """The form of an output. One of the first six fields is given.
+    """The form of an output. One of the first six fields is given; none if `reasoning` has a bound.
 
     Raises:
         InvalidParameterError: none or several forms, an unknown field, or a value of a wrong type; `param` names the
@@ -45,6 +79,9 @@ class StructuredOutputsParams(KnownFields):
     """A regex for the space between JSON's tokens; by default up to two spaces, or a line break and an indent."""
     disable_any_whitespace: bool = False
     """JSON without space between its tokens."""
+    reasoning: Any = None
+    """The reasoning that may come before the form, a `ReasoningParams` or its fields; None if the form begins at
+    once."""
 
     def __post_init__(self) -> None:
         self.definition()
@@ -56,16 +93,28 @@ class StructuredOutputsParams(KnownFields):
             InvalidParameterError: as the class.
         """
         given = {name: value for name in _FORMS if (value := getattr(self, name)) not in (None, False)}
+        reasoning = self._reasoning()
+        if not given and reasoning is not None and reasoning.max_tokens is not None:
+            return reasoning.before(None)
         if len(given) != 1:
             told = " and ".join(given) or "none"
             wanted = f"structured_outputs takes one of {', '.join(_FORMS)}; got {told}"
             raise InvalidParameterError(wanted, param="structured_outputs")
         name, value = given.popitem()
         stated = {name: _FORMS[name](name, value), **self._whitespace(name)}
+        if reasoning is not None:
+            stated["reasoning"] = asdict(reasoning)
         try:
             return json.dumps(stated, separators=(",", ":"), allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise _wrong(name, f"cannot be written as JSON: {error}") from None
+
+    def _reasoning(self) -> ReasoningParams | None:
+        if self.reasoning is None or isinstance(self.reasoning, ReasoningParams):
+            return self.reasoning
+        if not isinstance(self.reasoning, Mapping):
+            raise _wrong("reasoning", f"must be a ReasoningParams or its fields, got {self.reasoning!r:.100}")
+        return ReasoningParams(**self.reasoning)
 
     def _whitespace(self, form: str) -> dict[str, Any]:
         pattern, disabled = self.whitespace_pattern, self.disable_any_whitespace

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from pydantic import BaseModel
 
-from corellm import SamplingParams, StructuredOutputsParams
+from corellm import ReasoningParams, SamplingParams, StructuredOutputsParams
 from corellm.errors import InvalidParameterError
 from corellm.sampling.constraint import NO_CONSTRAINTS
 from corellm.sampling_params import ConstraintParams
@@ -43,6 +43,19 @@ def test_a_form_becomes_the_constraint() -> None:
     ]:  # fmt: skip
         params = SamplingParams(structured_outputs=StructuredOutputsParams(**{form: given}))
         assert definition(params) == {form: stated}
+
+
+def test_reasoning_before_a_form() -> None:
+    """As an object and as its fields; a bound needs no form; what comes behind a form's own reasoning keeps it."""
+    stated = {"start": "<think>", "end": "</think>", "is_begun": True, "max_tokens": 3}
+    for given in (ReasoningParams(is_begun=True, max_tokens=3), {"is_begun": True, "max_tokens": 3}):
+        form = StructuredOutputsParams(regex="a", reasoning=given)
+        assert json.loads(form.definition()) == {"regex": "a", "reasoning": stated}
+        assert json.loads(StructuredOutputsParams(reasoning=given).definition()) == {"reasoning": stated}
+        assert json.loads(ReasoningParams().before(form.definition())) == json.loads(form.definition())
+    assert json.loads(ReasoningParams(is_begun=True, max_tokens=3).before('{"regex":"a"}')) == {
+        "regex": "a", "reasoning": stated,
+    }  # fmt: skip
 
 
 def test_copies_keep_it_and_the_last_one_holds() -> None:
@@ -77,6 +90,12 @@ def test_copies_keep_it_and_the_last_one_holds() -> None:
         ({"grammar": b"start"}, ".grammar", "must be a string"),
         ({"json_object": 1}, ".json_object", "must be True, got 1"),
         ({"structural_tag": []}, ".structural_tag", "must be a JSON object"),
+        ({"reasoning": ReasoningParams()}, "", "got none"),
+        ({"regex": "a", "reasoning": 5}, ".reasoning", "must be a ReasoningParams or its fields, got 5"),
+        ({"regex": "a", "reasoning": {"end": " "}}, ".reasoning.end", "must be 1 to 100 characters"),
+        ({"regex": "a", "reasoning": {"is_begun": 1}}, ".reasoning.is_begun", "must be True or False"),
+        ({"regex": "a", "reasoning": {"max_tokens": -1}}, ".reasoning.max_tokens", "at least 0, or None; got -1"),
+        ({"regex": "a", "reasoning": {"max_tokens": True}}, ".reasoning.max_tokens", "must be an integer"),
         ({"regex": "a", "whitespace_pattern": " "}, ".whitespace_pattern", "is for json and json_object"),
         ({"json_object": True, "whitespace_pattern": 1}, ".whitespace_pattern", "must be a string"),
         ({"json_object": True, "disable_any_whitespace": 1}, ".disable_any_whitespace", "must be True or False"),

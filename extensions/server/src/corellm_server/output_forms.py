@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from corellm import StructuredOutputsParams
-from corellm.sampling_params import SamplingParams
+from corellm import ReasoningParams, StructuredOutputsParams
+from corellm.sampling_params import ConstraintParams, SamplingParams
 from corellm.serving import InputProcessor
+from corellm.structured_outputs import STRUCTURED
 from corellm_server.errors import ApiError
 from corellm_server.options import ServerOptions
 from corellm_server.parsing.names import REASONING, TOOLS, Parsers
@@ -43,9 +44,14 @@ class OutputForm:
     """Whether special tokens must come as text."""
     held: StructuredOutputsParams | None = None
     """What outputs are held to, so that calls come, or keep to their schemas."""
+    reasoning: ReasoningParams | None = None
+    """The reasoning that comes before what outputs are held to; None if there is none."""
 
     def params(self, params: SamplingParams) -> SamplingParams:
-        """Sampling parameters with which markers are in the text."""
+        """Sampling parameters with which markers are in the text, and outputs may begin with reasoning."""
+        if self.reasoning is not None and (params.constraint is not None or self.reasoning.max_tokens is not None):
+            form = None if params.constraint is None else params.constraint.definition
+            params = replace(params, constraint=ConstraintParams(STRUCTURED, self.reasoning.before(form)))
         return replace(params, skip_special_tokens=False) if self.keeps_special else params
 
     def holding(self, params: SamplingParams) -> SamplingParams:
@@ -61,23 +67,42 @@ class OutputForm:
             raise ApiError(400, f"tools: {told}", param="tools")
         return replace(params, structured_outputs=self.held)
 
-    def after(self, prompt: str | None, params: SamplingParams, *, is_begun: bool = False) -> OutputForm:
+    def after(
+        self,
+        prompt: str | None,
+        params: SamplingParams,
+        *,
+        is_begun: bool = False,
+        thinks: bool | None = None,
+        budget: int | None = None,
+    ) -> OutputForm:
         """The form of what goes on with a prompt.
 
-        An output that is held to a form of the client's, or to calls alone, has it from its first character on.
+        An output that is held to a form of the client's, or to calls alone, has it behind the reasoning; from its first
+        character on if there is none: the prompt has closed it or is within the answer, or the client wants none.
 
         Args:
             prompt: its text; None where there are only tokens.
             params: the client's: who wants special tokens gets them all.
             is_begun: whether it ends within the assistant's message.
+            thinks: whether the client wants reasoning; None if it does not say.
+            budget: most tokens of reasoning; None for no bound.
         """
+        form, parser = self, self.reasoning_parser
         if params.constraint is not None and self.held is None:
-            return OutputForm()
+            if parser is None:
+                return OutputForm()
+            form = replace(self, tools=(), tool_parser=None)
         special = self.special if params.skip_special_tokens else ()
         prompt = prompt or ""
-        if is_begun and self.reasoning_parser is not None:
-            prompt = self.reasoning_parser.last_marker(prompt)
-        return replace(self, prompt=prompt[-256:], special=special)
+        reasoning = None
+        if parser is not None:
+            prompt = parser.last_marker(prompt) if is_begun else prompt
+            found = parser(prompt)
+            if found.begins_inside or not (found.is_closed or thinks is False):
+                stated = {"start": parser.OPEN, "end": parser.CLOSE}
+                reasoning = ReasoningParams(**stated, is_begun=found.begins_inside, max_tokens=budget)
+        return replace(form, prompt=prompt[-256:], special=special, reasoning=reasoning)
 
     def parser(self) -> OutputParser | None:
         """A parser for one output; None if all of it is text."""
@@ -126,19 +151,21 @@ class OutputForms:
         Raises:
             ApiError: the model cannot be given tools, or its calls cannot be held to their schemas.
         """
-        if demand.tools:
-            parser = self._tool_parsers.of(template or self._processor.chat_template)
-            parser = HermesCalls if parser is None or parser.WRITTEN is None else parser
-            return OutputForm(tools, parser, held=calls_alone(parser, demand.tools, one_call=demand.one_call))
         template = template or self._processor.chat_template
         reasoning = self._reasoning_parsers.of(template)
-        tool_parser = self._tool_parser(template) if tools else None
+        tool_parser, held = None, None
+        if demand.tools:
+            tool_parser = self._tool_parsers.of(template)
+            tool_parser = HermesCalls if tool_parser is None or tool_parser.WRITTEN is None else tool_parser
+            held = calls_alone(tool_parser, demand.tools, one_call=demand.one_call)
+        elif tools:
+            tool_parser = self._tool_parser(template)
+            held = None if strict is None else self._held(tool_parser, tools, strict)
         parsers: list[type[GeneratorParser]] = [one for one in (reasoning, tool_parser) if one is not None]
         markers = {marker for parser in parsers for marker in parser.MARKERS}
         keeps = bool(markers & self._special)
         close = None if reasoning is None else self._added.get(reasoning.CLOSE)
         special = tuple(sorted(self._special - markers)) if keeps else ()
-        held = None if tool_parser is None or strict is None else self._held(tool_parser, tools, strict)
         return OutputForm(tools, tool_parser, reasoning, "", special, close, keeps, held)
 
     def _held(

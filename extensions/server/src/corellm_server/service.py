@@ -136,9 +136,12 @@ class Service:
         params = await exchange.aside(lambda: form.holding(params))
         await self.preparation.check_form(exchange, body, params)
         prompt = await self.preparation.conversation(exchange, body, priority=body.priority, tools=given)
-        self.preparation.check_fit(prompt, params, is_capped=is_capped, where=body.FIELD)
-        form = form.after(prompt.text, params, is_begun=body.is_begun)
-        return prompt, form.params(params), form
+        begun, thinks, budget = body.is_begun, body.thinks, body.thinking_budget
+        form = form.after(prompt.text, params, is_begun=begun, thinks=thinks, budget=budget)
+        params = form.params(params)
+        with form_errors(body):
+            self.preparation.check_fit(prompt, params, is_capped=is_capped, where=body.FIELD)
+        return prompt, params, form
 
     async def generate(
         self, exchange: Exchange, prompt: ProcessedPrompt, params: SamplingParams

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -44,7 +45,8 @@ def running(loaded: AsyncLLM) -> Iterator[Running]:
 
 def ask(seed: int, **fields: Any) -> dict[str, Any]:
     """A request that demands calls."""
-    given = {"messages": user("What now?"), "tools": TOOLS, "tool_choice": "required", **fields}
+    given = {"messages": user("What now?"), "tools": TOOLS, "tool_choice": "required", "reasoning_effort": "none"}
+    given |= fields
     return {"model": MODEL, "temperature": 1.0, "seed": seed, "max_tokens": 400, **given}
 
 
@@ -111,6 +113,88 @@ def test_a_loop_of_three_calls(running: Running) -> None:
             result = [{"type": "image_url", "image_url": {"url": data_url(3)}}, {"type": "text", "text": "See."}]
         messages += [message, {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": result}]
     assert create(**ask(9, messages=messages, tool_choice="none", max_tokens=4)).choices[0].message.tool_calls is None
+
+
+THINKS = "{{ messages[0].content }}{{ tools }}<think>\n{# </think><tool_call> #}"
+"""A template that opens the reasoning."""
+SHAPE = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"enum": ["circle", "star"]}}}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_reasoning_comes_before_what_is_held_to(running: Running, path: str, is_hidden: bool) -> None:
+    """Calls and a form, behind reasoning of some tokens, reported or not; and free text behind a bound."""
+    for number, budget in enumerate((0, 6, 12)):
+        bound: dict[str, Any] = {"thinking_token_budget": budget, "include_reasoning": not is_hidden}
+        begin: Any = {"messages": user("What now?"), "max_tokens": 200}
+        shape: dict[str, Any] = {"response_format": SHAPE}
+        tools: Any = {"tools": TOOLS, "tool_choice": "required"}
+        if path == "/v1/responses":
+            if is_hidden:
+                pytest.skip("it is always reported")
+            flat = [{"type": "function", **tool["function"]} for tool in TOOLS]
+            bound, begin = {"thinking_token_budget": budget}, {"input": "What now?", "max_output_tokens": 200}
+            shape, tools = (
+                {"text": {"format": {"type": "json_schema", **SHAPE["json_schema"]}}},
+                {**tools, "tools": flat},
+            )
+        if path == "/v1/messages":
+            bound = {"thinking": {"type": "enabled", "budget_tokens": budget}}
+            bound["thinking"] |= {"display": "omitted"} if is_hidden else {}
+            shape = {"output_config": {"format": {"type": "json_schema", "schema": SHAPE["json_schema"]["schema"]}}}
+            named = [{"name": f["name"], "input_schema": f["parameters"]} for f in (tool["function"] for tool in TOOLS)]
+            tools = {"tools": named, "tool_choice": {"type": "any"}}
+        base = {"model": MODEL, "temperature": 1.0, "seed": number, "chat_template": THINKS, **begin, **bound}
+        for fields in (shape, tools, {}):
+            got = running.post(path, base | fields)
+            assert got.status_code == 200, got.text
+            thought, text, calls = parts_of(path, got.json())
+            assert (thought != "") == (budget > 0 and not is_hidden)
+            assert not fields or (text in ('"circle"', '"star"')) == (fields is shape)
+            for name, arguments in calls:
+                jsonschema.validate(arguments, SCHEMAS[name])
+            assert bool(calls) == (fields is tools)
+
+
+def parts_of(path: str, reply: Any) -> tuple[str, str, list[tuple[str, Any]]]:
+    """What a reply thought, its text, its calls."""
+    if path == "/v1/chat/completions":
+        message = reply["choices"][0]["message"]
+        calls = [
+            (call["function"]["name"], json.loads(call["function"]["arguments"]))
+            for call in message.get("tool_calls") or ()
+        ]
+        return message.get("reasoning") or "", message["content"] or "", calls
+    if path == "/v1/responses":
+        texts = {item["type"]: item["content"][0]["text"] for item in reply["output"] if item.get("content")}
+        calls = [(i["name"], json.loads(i["arguments"])) for i in reply["output"] if i["type"] == "function_call"]
+        return texts.get("reasoning", ""), texts.get("message", ""), calls
+    blocks = {block["type"]: block for block in reply["content"]}
+    calls = [(block["name"], block["input"]) for block in reply["content"] if block["type"] == "tool_use"]
+    return blocks.get("thinking", {}).get("thinking", ""), blocks.get("text", {}).get("text", ""), calls
+
+
+def test_a_model_that_may_think(running: Running) -> None:
+    """It opens its reasoning itself, or begins with the form at once; not where the client wants no reasoning."""
+    create, seen = running.client().chat.completions.create, set()
+    for seed, pattern in enumerate(["[a-z<>]{2}", "<[bu]>"] * 3):
+        asked = {"model": MODEL, "messages": user("x"), "temperature": 1.0, "seed": seed, "max_tokens": 80}
+        form = {"guided_regex": pattern, "thinking_token_budget": 3}
+        message = create(**asked, extra_body=form).choices[0].message.to_dict()
+        assert re.fullmatch(pattern, message["content"])
+        seen.add("reasoning" in message)
+        without = create(**asked, reasoning_effort="none", extra_body=form).choices[0].message.to_dict()
+        assert "reasoning" not in without
+    assert seen == {True, False}
+
+
+@pytest.mark.parametrize("budget", [-2, "5"])
+def test_a_wrong_bound(running: Running, budget: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        running.client().chat.completions.create(
+            model=MODEL, messages=user("x"), extra_body={"thinking_token_budget": budget}
+        )
+    assert caught.value.param == "thinking_token_budget"
 
 
 def test_strict_calls_among_text(running: Running) -> None:

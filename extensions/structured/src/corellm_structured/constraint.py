@@ -14,9 +14,12 @@ from typing import Any
 from llguidance import LLMatcher
 
 from corellm.errors import InvalidParameterError, RequestFailedError
-from corellm.sampling.constraint import TokenMask
+from corellm.sampling.constraint import Constraint, TokenMask
+from corellm.structured_outputs import ReasoningParams
 from corellm_structured.checking import Checker
+from corellm_structured.forms import parted
 from corellm_structured.grammars import compiled
+from corellm_structured.reasoning import AnyTokens, BoundedReasoning, grammar_around
 from corellm_structured.vocabulary import AllowedTokens, Vocabulary
 
 _STUCK = "NoExtensionBias"
@@ -36,26 +39,38 @@ class StructuredConstraints:
 
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
         self.vocabulary, self._checker = Vocabulary(tokenizer, vocab_size), Checker()
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[tuple[str, str | None], LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
 
-    def __call__(self, definition: str, stop_token_ids: frozenset[int] | None) -> StructuredConstraint:
+    def __call__(self, definition: str, stop_token_ids: frozenset[int] | None) -> Constraint:
         """Make a sequence's constraint, or check a definition; as `MakeConstraint`."""
-        if stop_token_ids is None:
-            self._checker.check(definition)
-        return StructuredConstraint(self, definition, stop_token_ids or frozenset())
+        form, reasoning = parted(definition)
+        if stop_token_ids is None and form:
+            self._checker.check(form)
+        made: Constraint = AnyTokens()
+        if form:
+            made = StructuredConstraint(self, form, stop_token_ids or frozenset(), reasoning)
+        if reasoning is None or reasoning.max_tokens is None:
+            return made
+        return BoundedReasoning(made, reasoning, self.vocabulary)
 
-    def matcher(self, definition: str) -> LLMatcher:
+    def matcher(self, definition: str, reasoning: ReasoningParams | None = None) -> LLMatcher:
         """Return a matcher at the start of an output, which is the caller's.
+
+        Args:
+            definition: of a form.
+            reasoning: what may come before it.
 
         Raises:
             InvalidParameterError: the definition is wrong.
         """
+        around = None if reasoning is None else grammar_around(reasoning, self.vocabulary)
+        key = (definition, around)
         with self._lock:
-            found = self._compiled.get(definition)
+            found = self._compiled.get(key)
             if found is None:
-                found = self._compiled[definition] = compiled(definition, self.vocabulary.ll_tokenizer)
-            self._compiled.move_to_end(definition)
+                found = self._compiled[key] = compiled(definition, self.vocabulary.ll_tokenizer, around)
+            self._compiled.move_to_end(key)
             if len(self._compiled) > _NUM_KEPT:
                 self._compiled.popitem(last=False)
             return found.deep_copy()
@@ -68,17 +83,26 @@ class StructuredConstraint:
     there.
     """
 
-    def __init__(self, made_by: StructuredConstraints, definition: str, stop_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        made_by: StructuredConstraints,
+        definition: str,
+        stop_token_ids: frozenset[int],
+        reasoning: ReasoningParams | None = None,
+    ) -> None:
         self._made_by, self._definition, self._stop_token_ids = made_by, definition, stop_token_ids
+        self._reasoning = reasoning
         self._spent = 0.0
 
     @cached_property
     def _matcher(self) -> LLMatcher:
-        return self._made_by.matcher(self._definition)
+        return self._made_by.matcher(self._definition, self._reasoning)
 
     @cached_property
     def _tokens(self) -> AllowedTokens:
-        return AllowedTokens(self._made_by.vocabulary, self._stop_token_ids)
+        vocabulary, reasoning = self._made_by.vocabulary, self._reasoning
+        markers = () if reasoning is None else (reasoning.start, reasoning.end)
+        return AllowedTokens(vocabulary, self._stop_token_ids, map(vocabulary.marker, markers))
 
     def fill(self, mask: TokenMask) -> None:
         """As `Constraint.fill`."""

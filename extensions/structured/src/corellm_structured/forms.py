@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from llguidance import LLMatcher, StructTag
 from llguidance.gbnf_to_lark import any_to_lark
 
 from corellm.errors import InvalidParameterError
+from corellm.structured_outputs import ReasoningParams
 
 MAX_CHARACTERS = 1 << 18
 """Of a definition."""
@@ -24,7 +26,7 @@ MAX_CHOICES = 10_000
 """Of `choice`, and of one `enum`."""
 MAX_TAGS = 128
 
-_OPTIONS = '%llguidance {"no_forcing": true}\n'
+OPTIONS = '%llguidance {"no_forcing": true}\n'
 """Every spelling of a text is allowed, not only the one that the library would choose."""
 _SPACE = r"[ \t]{0,2}|\r?\n[ \t]{0,24}"
 """Space between the parts of JSON. A model that knows no JSON would write as much of it as there may be."""
@@ -56,6 +58,21 @@ def form_of(definition: str) -> str:
     return _read(definition)[0]
 
 
+def parted(definition: str) -> tuple[str, ReasoningParams | None]:
+    """Return a definition without the reasoning before the form, and that; it is empty if there is no form.
+
+    Raises:
+        InvalidParameterError: it is no definition.
+    """
+    if '"reasoning":' not in definition:
+        return definition, None
+    with _reading():
+        stated = json.loads(definition)
+        reasoning = stated.pop("reasoning", None)
+        form = json.dumps(stated, separators=(",", ":")) if stated else ""
+        return form, None if reasoning is None else ReasoningParams(**reasoning)
+
+
 def wrong(form: str, told: str) -> InvalidParameterError:
     """Return the error of a form."""
     return InvalidParameterError(f"structured_outputs: {form}: {told}", param=f"structured_outputs.{form}")
@@ -70,15 +87,21 @@ def grammar_of(definition: str) -> str:
     form, value, options = _read(definition)
     if _depth(value) > MAX_DEPTH:
         raise wrong(form, f"objects and lists are nested more than {MAX_DEPTH} deep; flatten it, or use $ref")
-    return _OPTIONS + _GRAMMARS[form](form, value, **options)
+    return OPTIONS + _GRAMMARS[form](form, value, **options)
 
 
 def _read(definition: str) -> tuple[str, Any, dict[str, Any]]:
-    try:
+    with _reading():
         options = json.loads(definition)
         form = next(name for name in options if name in _GRAMMARS)
         return form, options.pop(form), options
-    except (ValueError, RecursionError, StopIteration, TypeError) as error:
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, RecursionError, StopIteration, TypeError, AttributeError) as error:
         told = "the constraint's definition is not that of a StructuredOutputsParams, or nested too deep"
         raise InvalidParameterError(told, param="structured_outputs") from error
 

@@ -5,11 +5,12 @@ Knows llguidance's limits and how it reports what is wrong; knows tokens by thei
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from corellm_structured.forms import form_of, grammar_of, wrong
+from corellm_structured.forms import OPTIONS, form_of, grammar_of, wrong
 
 _LIMITS = LLParserLimits(max_lexer_states=50_000, step_max_items=1_000_000, verbose_errors=False)
 """The library's own, but for two. The states of a lexer take up to 2 KB each, and each sequence has some. The limit of
@@ -37,14 +38,22 @@ class _Spelt:
         raise NotImplementedError("grammars force no tokens")
 
 
-def compiled(definition: str, tokenizer: LLTokenizer) -> LLMatcher:
+def compiled(definition: str, tokenizer: LLTokenizer, around: str | None = None) -> LLMatcher:
     """Return a matcher at the start of an output.
+
+    Args:
+        definition: of a form.
+        tokenizer: of `tokenizer_of`.
+        around: a grammar of the whole output, which has the form as `@form`; None if that is all of it.
 
     Raises:
         InvalidParameterError: the grammar is wrong, cannot be held to exactly, or is too large.
     """
     grammar, form = grammar_of(definition), form_of(definition)
-    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=_LIMITS)
+    parts = [{"name": "form", "lark_grammar": grammar}]
+    if around is not None:
+        parts.insert(0, {"name": "output", "lark_grammar": OPTIONS + around})
+    matcher = LLMatcher(tokenizer, json.dumps({"grammars": parts}), log_level=0, limits=_LIMITS)
     problems = [matcher.get_error()] if matcher.is_error() else matcher.get_grammar_warnings()
     if problems:
         raise wrong(form, f"llguidance refuses it: {_short(problems[0])}")

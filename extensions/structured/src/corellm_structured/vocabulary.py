@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -18,8 +18,18 @@ from corellm.sampling.constraint import TokenMask, num_words, pack
 from corellm_structured.grammars import tokenizer_of
 
 
+class Marker(NamedTuple):
+    """A text that opens or ends a part of an output."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    """Its usual tokens; none if the model has not all of them."""
+    is_special: bool
+    """Whether it is a special token, which is no text to a grammar."""
+
+
 class Vocabulary:
-    """The tokens that a grammar may allow; special ones and those without a text are none.
+    """The tokens that a grammar may allow; special ones and those without a text are none, but for markers.
 
     Args:
         tokenizer: of the model.
@@ -43,6 +53,18 @@ class Vocabulary:
         """The library's form of it."""
         return tokenizer_of(self._tokens)
 
+    def text_of(self, token_id: int) -> bytes:
+        """Return what a token adds to a text; empty for special ones."""
+        return self._tokens[token_id]
+
+    def marker(self, text: str) -> Marker:
+        """Return a marker's tokens."""
+        added = self._tokenizer.get_added_vocab().get(text)
+        token_ids = self._tokenizer.encode(text, add_special_tokens=False) if added is None else [added]
+        if max(token_ids) >= self.size:
+            return Marker(text, (), is_special=False)
+        return Marker(text, tuple(token_ids), is_special=added is not None and not self._tokens[added])
+
     def pack(self, token_ids: Iterable[int]) -> TokenMask:
         """Return a mask of these tokens."""
         return pack(np.fromiter(token_ids, dtype=np.int64), self.size)
@@ -54,11 +76,13 @@ class AllowedTokens:
     Args:
         vocabulary: of the matchers.
         stop_token_ids: may come where the text is complete, and nowhere else, whatever their text.
+        markers: those of the matchers' grammars.
     """
 
-    def __init__(self, vocabulary: Vocabulary, stop_token_ids: Iterable[int]) -> None:
+    def __init__(self, vocabulary: Vocabulary, stop_token_ids: Iterable[int], markers: Iterable[Marker] = ()) -> None:
         self._stops = vocabulary.pack(stop_token_ids)
-        self._ordinary = vocabulary.ordinary & ~self._stops
+        special = vocabulary.pack(marker.token_ids[0] for marker in markers if marker.is_special)
+        self._ordinary = (vocabulary.ordinary | special) & ~self._stops
         words = np.zeros(num_words(vocabulary.size + 1), dtype=np.int32)  # as many as the library writes
         self._address, self._num_bytes = words.ctypes.data, words.nbytes
         self._words = words[: len(self._stops)]

@@ -13,6 +13,10 @@ class ReasoningParser(GeneratorParser):
 
     Args:
         prompt: the text that the output goes on with.
+
+    Attributes:
+        begins_inside: whether the output begins with reasoning.
+        is_closed: whether the prompt has ended it.
     """
 
     OPEN: ClassVar[str]
@@ -22,7 +26,8 @@ class ReasoningParser(GeneratorParser):
 
     def __init__(self, prompt: str = "") -> None:
         end = prompt[-256:].rstrip(SPACES)
-        self.begins_inside = end.endswith(self.OPEN) or (self.IS_OPEN and not end.endswith(self.CLOSE))
+        self.is_closed = end.endswith(self.CLOSE)
+        self.begins_inside = end.endswith(self.OPEN) or (self.IS_OPEN and not self.is_closed)
         super().__init__()
 
     def __init_subclass__(cls) -> None:

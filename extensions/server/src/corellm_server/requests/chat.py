@@ -9,6 +9,7 @@ from pydantic import WithJsonSchema
 
 from corellm.known_fields import Absent
 from corellm_server.conversation import messages_schema
+from corellm_server.errors import ApiError
 from corellm_server.requests.body import FIRST_ERROR, Body
 from corellm_server.requests.sampling import CompletionFields
 
@@ -16,6 +17,7 @@ _USE_TOOLS = "functions are given as tools"
 _TEXT_ONLY = "models generate text only"
 
 
+BUDGET = "thinking_token_budget"
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Messages = Annotated[list[dict[str, Any]], FIRST_ERROR, WithJsonSchema(messages_schema())]
 """Messages that are checked later, by `check_messages`."""
@@ -72,6 +74,18 @@ class TemplateFields(Body):
         return False if self.effort == "none" else None
 
     @property
+    def thinking_budget(self) -> int | None:
+        """Most tokens of reasoning; None for no bound.
+
+        Raises:
+            ApiError: it is no number of tokens.
+        """
+        budget: int | None = getattr(self, BUDGET, None)
+        if budget is not None and budget < -1:
+            raise ApiError(400, f"{BUDGET} must be at least 0, or -1 for no bound; got {budget}", param=BUDGET)
+        return None if budget == -1 else budget
+
+    @property
     def num_reserved(self) -> int | None:
         """Tokens that the oldest turns are left out for, so that the output has room; None to refuse instead."""
         return None
@@ -124,6 +138,8 @@ class ChatRequest(Conversation, CompletionFields):
     """Whether a reply may have several calls; if not, all but the first are left out."""
     reasoning_effort: Effort | None = None
     """How long to think, for templates that take it; `none` also for those that take `enable_thinking`."""
+    thinking_token_budget: int | None = None
+    """Most tokens of reasoning, whose end is written then; -1 for no bound."""
     include_reasoning: bool | None = None
     """Whether to report what the model thought; by default yes."""
     max_completion_tokens: int | None = None

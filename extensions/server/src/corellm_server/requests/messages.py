@@ -61,10 +61,11 @@ class Thinking(Body):
     """`thinking`."""
 
     WITHIN: ClassVar[str] = "thinking."
-    IGNORED: ClassVar[Mapping[str, str]] = {"budget_tokens": "how long to think; max_tokens is for all of the output"}
 
     type: Literal["enabled", "adaptive", "disabled"]
     """Whether to think."""
+    budget_tokens: int | None = None
+    """Most tokens of thought, whose end is written then."""
     display: Literal["summarized", "omitted"] | None = None
     """Whether to report what the model thought, which is never summed up; by default yes."""
 
@@ -118,7 +119,7 @@ class MessagesFields(TemplateFields, ChoiceFields):
     tool_choice: ToolChoice | None = None
     """`auto`, `none`, `any`, or `tool` with its `name`; with `disable_parallel_tool_use` there is one call at most."""
     thinking: Thinking | None = None
-    """Whether to think, for templates that take `enable_thinking`; `budget_tokens` has no effect."""
+    """Whether to think, for templates that take `enable_thinking`, and for how many tokens at most."""
 
     @property
     def turns(self) -> list[dict[str, Any]]:
@@ -157,6 +158,19 @@ class MessagesFields(TemplateFields, ChoiceFields):
     def effort(self) -> str | None:
         """How long to think; None if the request does not say."""
         return "none" if self.thinks is False else None
+
+    @property
+    def thinking_budget(self) -> int | None:
+        """Most tokens of thought; None for no bound.
+
+        Raises:
+            ApiError: it is no number of tokens.
+        """
+        budget = None if self.thinking is None else self.thinking.budget_tokens
+        if budget is not None and budget < 0:
+            told = f"thinking.budget_tokens must be at least 0, got {budget}"
+            raise ApiError(400, told, param="thinking.budget_tokens")
+        return budget
 
     @property
     def shows_thinking(self) -> bool:

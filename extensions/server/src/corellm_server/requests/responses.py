@@ -97,6 +97,8 @@ class ResponsesRequest(TemplateFields, SamplingFields):
     """Whether a response may have several calls; if not, all but the first are left out."""
     reasoning: ReasoningConfig | None = None
     """How long to think (`effort`)."""
+    thinking_token_budget: int | None = None
+    """Most tokens of reasoning, whose end is written then; -1 for no bound."""
     text: TextConfig | None = None
     """The form of the output."""
 

@@ -22,7 +22,7 @@ ABSENT_SAMPLING = {
     "repetition_detection": Absent((None,), "use repetition_penalty"),
     "skip_reading_prefix_cache": Absent((None, False), "give the prompt a cache_salt of its own"),
     "stream_interval": Absent((None, 1), "use output_kind; outputs that are not read in time are joined"),
-    "thinking_token_budget": Absent((None, -1), "limit all tokens with max_tokens"),
+    "thinking_token_budget": Absent((None, -1), "give structured_outputs a reasoning with max_tokens"),
     "use_beam_search": Absent((False, None), _BEAMS),
 }
 """By name; the first of the neutral values is the default."""
