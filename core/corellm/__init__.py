@@ -81,6 +81,7 @@ __all__ = [
     "PoolingParams",
     "PoolingRequestOutput",
     "PromptType",
+    "ReasoningParams",
     "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pickle
 import re
+import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -13,7 +17,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from corellm import LLM
 from corellm.errors import ContractError, InvalidParameterError, RequestFailedError
+from corellm.hookspecs import hookimpl
 from corellm.plugin.extensions import load_extensions
 from corellm.sampling.constraint import ConstraintKinds, TokenMask, find_constraints, num_words, pack
 from corellm.sampling.logit_edits import LogitEdits, apply_edits
@@ -170,6 +176,29 @@ def test_kinds_are_those_that_extensions_make() -> None:
                 find_constraints(None, VOCAB)
         finally:
             load_extensions().unregister(other)
+
+
+def test_what_constraints_share_is_prepared_where_the_model_runs(tiny_llava: Path) -> None:
+    """While it is loaded, before any request; what fails there does not fail the load."""
+    prepared = threading.Event()
+
+    class Prepared(Automata):
+        @hookimpl
+        def register_constraints(self, tokenizer: Any, vocab_size: int) -> Any:
+            def prepare() -> None:
+                prepared.set()
+                raise RuntimeError("not now")
+
+            return {"prepared": Mock(prepare=prepare), **super().register_constraints(tokenizer, vocab_size)}
+
+    extension = Prepared()
+    load_extensions().register(extension, name="the extension of the test")
+    try:
+        with LLM(str(tiny_llava), dtype="float32", max_model_len=64, num_kv_blocks=8) as llm:
+            assert prepared.wait(60)
+            assert llm.generate("yes", SamplingParams(max_tokens=2), use_tqdm=False)[0].outputs[0].token_ids
+    finally:
+        load_extensions().unregister(extension)
 
 
 def test_tokens_that_rules_of_their_place_choose_are_no_constraints_business() -> None:

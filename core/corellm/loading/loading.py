@@ -141,6 +141,7 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
         with memory.explaining("the states of sequences", "lower max_num_seqs"):
             recurrent = make_recurrent_states(config, context, weights)
     constraints = find_constraints(context.tokenizer, weights.vocab_size)
+    executor.submit(constraints.prepare)
     make_runner = partial(_make_runner, config, context, hooks, weights, backend, kv_dtype, recurrent, constraints)
     mm_processor = make_mm_processor(config, opened, executor, wanted_len(config, context))
     on_failure.callback(mm_processor.close)

@@ -62,8 +62,8 @@ def register_constraints(tokenizer: Any, vocab_size: int) -> dict[str, MakeConst
     """Offer kinds of constraints on sampling: `{kind: function}`, a `corellm.sampling.constraint.MakeConstraint` each.
 
     A request names the kind in its `SamplingParams.constraint`. Called once per loaded model in each process that
-    prepares its requests or runs it, also if no request has one: do what takes long when a constraint is made. None for
-    a tokenizer that cannot be read. A kind that two extensions offer is an error.
+    prepares its requests or runs it, also if no request has one: do what takes long when a constraint is made, or in
+    `MakeConstraint.prepare`. None for a tokenizer that cannot be read. A kind that two extensions offer is an error.
 
     Args:
         tokenizer: the model's, of transformers, or what `register_tokenizer` makes.

@@ -52,7 +52,11 @@ class Constraint(Protocol):
 
 
 class MakeConstraint(Protocol):
-    """A function of an extension that makes constraints of one kind."""
+    """A function of an extension that makes constraints of one kind.
+
+    It may have a method `prepare()`: called once where the model runs, in a thread beside the rest of loading, to
+    compute what no step should wait for. What it raises is left for the first constraint to raise.
+    """
 
     def __call__(self, definition: str, stop_token_ids: frozenset[int] | None) -> Constraint:
         """Make the constraint of a sequence.
@@ -98,6 +102,12 @@ class ConstraintKinds:
     def check(self, params: ConstraintParams) -> None:
         """Check the constraint of a request; raises as `make`."""
         self.make(params, None)
+
+    def prepare(self) -> None:
+        """Have the extensions compute what their constraints share."""
+        for make in self.makers.values():
+            if (prepare := getattr(make, "prepare", None)) is not None:
+                prepare()
 
     def make(self, params: ConstraintParams, stop_token_ids: frozenset[int] | None) -> Constraint:
         """Make a constraint; arguments as of `MakeConstraint`.

@@ -172,6 +172,17 @@ def test_a_form_that_takes_too_long_to_follow(
             follow()
 
 
+def test_a_prepared_tokenizer_is_not_read_again(
+    tokenizer_of: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = tokenizer_of("llava")
+    constraints = StructuredConstraints(tokenizer, len(tokenizer))
+    constraints.prepare()
+    monkeypatch.setattr("corellm_structured.vocabulary.bytes_of_tokens", Mock(side_effect=AssertionError))
+    monkeypatch.setattr("corellm_structured.vocabulary.tokenizer_of", Mock(side_effect=AssertionError))
+    assert filled(made(constraints, regex="ab"), len(tokenizer))
+
+
 def test_an_object_of_many_properties() -> None:
     """More items in a step than the library allows by itself, with a vocabulary in which many tokens are text."""
     draws = random.Random(0)
