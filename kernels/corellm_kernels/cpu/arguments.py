@@ -134,6 +134,9 @@ class SampleArguments(Structure):
         ("top_p", c_void_p),
         ("min_p", c_void_p),
         ("uniforms", c_void_p),
+        ("masks", c_void_p),
+        ("words", c_int64),
+        ("mask_of", c_void_p),
         ("tokens", c_void_p),
         ("peaks", c_void_p),
     ]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import numpy as np
 import pytest
 import torch
 
 from corellm import LLM, SamplingParams
-from corellm.sampling.logit_edits import collect_edits
+from corellm.sampling.constraint import pack
+from corellm.sampling.logit_edits import LogitEdits, collect_edits
 from corellm.sampling.sampler import FAILED, Sampler
 from corellm_kernels.cpu.sampling import sample
+from corellm_kernels.logit_edits import edited_by_torch
 from tests.kernels.cpu.conftest import SetDtype
 from tests.kernels.test_sampling import SAMPLERS, assert_chosen, run, state
 
@@ -72,6 +77,26 @@ def test_edits_come_first_and_hide_nothing_broken() -> None:
     assert tokens.tolist() == theirs.token_ids
     assert tokens[3:].tolist() == [FAILED, 3]
     assert set(tokens[:3].tolist()).isdisjoint(before[:3].argmax(dim=-1).tolist())
+
+
+@pytest.mark.parametrize("vocab", [3, 64, 8191, 151_936])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_masks_alone_are_read_by_the_kernel(dtype: torch.dtype, vocab: int) -> None:
+    """As of rows that torch edited: without a mask, with few tokens, nearly all and none, NaN at a forbidden one."""
+    generator = torch.Generator().manual_seed(vocab)
+    params = TRUNCATIONS * 2
+    logits = (torch.randn(len(params), vocab, generator=generator) * 3).to(dtype)
+    allowed = torch.rand(len(params), vocab, generator=generator) < torch.linspace(0, 1, len(params))[:, None]
+    allowed[:2] = False
+    logits[1, vocab // 2] = logits[7, vocab - 1] = torch.nan
+    packed = np.stack([pack(row.nonzero()[:, 0].numpy(), vocab) for row in allowed])
+    rows = torch.tensor([0, 1, 3, 5, 6, 7, 10, 11])
+    edits = LogitEdits(torch.from_numpy(packed)[rows], rows, None, None, None)
+    uniforms = torch.rand(len(params), dtype=torch.float64, generator=generator)
+    tokens = run(partial(sample, edits=edits), logits, params, uniforms)
+    assert tokens.tolist() == run(sample, edited_by_torch(logits, edits), params, uniforms).tolist()
+    assert tokens[:2].tolist() == [FAILED, FAILED]
+    assert all(allowed[row, tokens[row]] for row in rows.tolist() if tokens[row] != FAILED)
 
 
 def test_an_engine_samples_with_it(tiny_llava: str) -> None:

@@ -19,6 +19,9 @@ struct SampleArgs {
     const double* top_p;        // [rows]; 1 for all; null if no row uses it
     const double* min_p;        // [rows]; 0 for all; null if no row uses it
     const double* uniforms;     // [rows], in [0, 1)
+    const int32_t* masks;       // [masks, words]: the tokens allowed, a bit each; null if no row has one
+    int64_t words;
+    const int64_t* mask_of;     // [rows]; -1 for rows whose tokens are all allowed; null if no row has one
     int64_t* tokens;            // [rows]; -1 for rows that are not finite, or without any token
     float* peaks;               // [rows]: the largest logit, infinity where one is no number
 };
@@ -128,24 +131,46 @@ static int64_t draw(const float* weights, int64_t vocab, float floor, double sha
     return token;
 }
 
+// A row's token, of its weights after temperature and truncations; -1 if it has no finite logit.
+template <class T> static int64_t chosen(const SampleArgs& a, int64_t r, const T* row, float peak) {
+    if (std::fabs(peak) == INFINITY) return -1;
+    float temperature = a.temperature ? (float)a.temperature[r] : 0.f;
+    int64_t top_k = a.top_k && a.top_k[r] > 0 && a.top_k[r] < a.vocab ? a.top_k[r] : 0;
+    if (temperature <= 0 || top_k == 1) return place_of(row, a.vocab, peak);
+    float *weights = scratch<0>(a.vocab), floor = 0;
+    weigh(row, a.vocab, peak, temperature, weights);
+    if (top_k) floor = weight_at<false>(weights, a.vocab, floor, (double)top_k);
+    if (a.top_p && a.top_p[r] < 1)
+        floor = weight_at<true>(weights, a.vocab, floor, a.top_p[r] * mass_of(weights, a.vocab, floor));
+    if (a.min_p) floor = std::max(floor, (float)a.min_p[r]);
+    return draw(weights, a.vocab, floor, a.uniforms[r]);
+}
+
+// The row with minus infinity for tokens whose bit is not set.
+template <class T> static const float* masked(const T* row, int64_t vocab, const int32_t* mask) {
+    float* kept = scratch<2>(vocab);
+    for (int64_t first = 0; first < vocab; first += 32) {
+        int64_t end = std::min(first + 32, vocab);
+        uint32_t bits = (uint32_t)mask[first / 32];
+        if (!bits)
+            std::fill(kept + first, kept + end, -INFINITY);
+        else
+            for (int64_t i = first; i < end; i++) kept[i] = bits >> (i - first) & 1 ? widened(row[i]) : -INFINITY;
+    }
+    return kept;
+}
+
 template <class T> static void run(const void* args, Team& team) {
     auto& a = *(const SampleArgs*)args;
     for (int64_t r; (r = team.take()) < a.rows;) {
         const T* row = (const T*)a.logits + r * a.stride;
-        float peak = a.peaks[r] = largest_logit(row, a.vocab), temperature = a.temperature ? (float)a.temperature[r] : 0.f;
-        int64_t top_k = a.top_k && a.top_k[r] > 0 && a.top_k[r] < a.vocab ? a.top_k[r] : 0;
-        if (std::fabs(peak) == INFINITY)
-            a.tokens[r] = -1;
-        else if (temperature <= 0 || top_k == 1)
-            a.tokens[r] = place_of(row, a.vocab, peak);
-        else {
-            float *weights = scratch<0>(a.vocab), floor = 0;
-            weigh(row, a.vocab, peak, temperature, weights);
-            if (top_k) floor = weight_at<false>(weights, a.vocab, floor, (double)top_k);
-            if (a.top_p && a.top_p[r] < 1)
-                floor = weight_at<true>(weights, a.vocab, floor, a.top_p[r] * mass_of(weights, a.vocab, floor));
-            if (a.min_p) floor = std::max(floor, (float)a.min_p[r]);
-            a.tokens[r] = draw(weights, a.vocab, floor, a.uniforms[r]);
+        float peak = a.peaks[r] = largest_logit(row, a.vocab);
+        int64_t mask = a.mask_of ? a.mask_of[r] : -1;
+        if (mask < 0 || std::fabs(peak) == INFINITY) {
+            a.tokens[r] = chosen(a, r, row, peak);
+        } else {
+            const float* kept = masked(row, a.vocab, a.masks + mask * a.words);
+            a.tokens[r] = chosen(a, r, kept, largest_logit(kept, a.vocab));
         }
     }
 }
