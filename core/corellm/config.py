@@ -120,6 +120,9 @@ class ModelConfig:
     pooler_config: Mapping[str, Any] | None = None
     """How a pooling model pools, where it should not do as the checkpoint says: `{"pooling_type": "MEAN"}`; the keys
     are the fields of `PoolerConfig`."""
+    speculative_config: Mapping[str, Any] | None = None
+    """Guess the next tokens and check several in one step, which changes no output: `{"method": "ngram",
+    "num_speculative_tokens": 4}`; needs `corellm-speculative`, which documents the keys."""
     trust_remote_code: bool = False
     """Run Python code from the checkpoint (configuration, tokenizer, processor). Off: such checkpoints are refused."""
     attention_backend: str | None = None
@@ -152,6 +155,10 @@ class ModelConfig:
             raise ConfigError(
                 f"quantization must be {' or '.join(QUANTIZATIONS)}, which rounds weights when they are loaded, got "
                 f"{self.quantization!r:.100}; checkpoints with quantized weights cannot be served yet"
+            )
+        if not (self.speculative_config is None or isinstance(self.speculative_config, Mapping)):
+            raise ConfigError(
+                f'speculative_config must be like {{"method": "ngram"}}, got {self.speculative_config!r:.100}'
             )
         if self.max_model_len is not None:
             _positive("max_model_len", self.max_model_len)

@@ -15,6 +15,7 @@ from corellm.engine.metrics import DESCRIPTIONS as METRIC_DESCRIPTIONS
 from corellm.engine.metrics import Counter as Counter
 from corellm.engine.metrics import Gauge as Gauge
 from corellm.engine.metrics import Metric as Metric
+from corellm.engine.metrics import Vector as Vector
 from corellm.engine.process.client import ProcessLLM as ProcessLLM
 from corellm.frontend.input_processor import InputProcessor as InputProcessor
 from corellm.frontend.input_processor import ProcessedPrompt as ProcessedPrompt
@@ -33,4 +34,5 @@ __all__ = [
     "PreparationPools",
     "ProcessLLM",
     "ProcessedPrompt",
+    "Vector",
 ]

@@ -35,8 +35,10 @@ def test_the_dashboard_shows_every_metric() -> None:
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     stats = dict.fromkeys(
         ("num_running", "num_waiting", "num_swapped", "kv_cache_usage", "num_preemptions", "prefix_cache_queries",
-         "prefix_cache_hits", "encoder_cache_usage", "encoder_cache_queries", "encoder_cache_hits"), 0
+         "prefix_cache_hits", "encoder_cache_usage", "encoder_cache_queries", "encoder_cache_hits", "num_drafts",
+         "num_draft_tokens"), 0
     )  # fmt: skip
+    stats["accepted_per_position"] = (2, 1)
     engine: Any = SimpleNamespace(
         scheduler=SimpleNamespace(get_stats=lambda: SimpleNamespace(**stats)),
         input_processor=SimpleNamespace(mm_processor=SimpleNamespace(cache=SimpleNamespace(hits=0, misses=0, usage=0))),

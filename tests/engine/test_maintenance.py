@@ -17,7 +17,7 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from corellm import LLM, AsyncLLM, SamplingParams
-from corellm.engine.metrics import Counter, Gauge
+from corellm.engine.metrics import Counter, Gauge, Vector
 from corellm.errors import EngineDeadError, InvalidParameterError
 from tests.fixtures import random_image
 
@@ -124,7 +124,7 @@ def test_figures_count_what_was_asked(llm: LLM) -> None:
         "num_requests_waiting": 0,
     }
     for metric in llm.get_metrics():
-        assert isinstance(metric, (Counter, Gauge))
+        assert isinstance(metric, (Counter, Gauge, Vector))
         assert metric.name.startswith("corellm:")
 
 

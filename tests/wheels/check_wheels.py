@@ -227,6 +227,24 @@ def check_pooling(work: Path, wheels: Wheels) -> None:
     print("corellm-pooling: embeds, and is missed where it is not", flush=True)
 
 
+DRAFTS = """
+from corellm import LLM, SamplingParams
+
+llm = LLM("demo", speculative_config={"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2})
+print("tokens:", len(llm.generate("A A A A", SamplingParams(max_tokens=4))[0].outputs[0].token_ids))
+"""
+
+
+def check_speculative(work: Path, wheels: Wheels) -> None:
+    """Check drafts with the core and one plugin; what is missing without it."""
+    environment = installed(work / "speculative", ["corellm-speculative", "corellm-llava"], wheels)
+    expect("corellm-speculative", environment.corellm("plugins"))
+    expect("tokens: ", environment.python("-c", DRAFTS))
+    environment.pip("uninstall", "--yes", "corellm-speculative")
+    expect("pip install ./extensions/speculative", environment.python("-c", DRAFTS, status=1))
+    print("corellm-speculative: drafts, and is missed where it is not", flush=True)
+
+
 STRUCTURED = """
 from corellm import LLM, SamplingParams, StructuredOutputsParams
 
@@ -311,6 +329,7 @@ EXTENSIONS = {
     "corellm-server": check_server,
     "corellm-pooling": check_pooling,
     "corellm-decoding": check_decoding,
+    "corellm-speculative": check_speculative,
     "corellm-structured": check_structured,
     "corellm-testing": check_testing,
     "corellm-vllm": check_vllm,

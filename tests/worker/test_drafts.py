@@ -21,6 +21,9 @@ from corellm.outputs import RequestOutput
 from corellm.plugin.extensions import load_extensions
 from corellm.scheduling.batch import NewSequence, ScheduledBatch
 from corellm.text_models.tiny import make_tiny_checkpoint
+from corellm.worker.decode_graphs import DecodeGraphs
+from corellm.worker.input_batch import FlatBatch
+from corellm.worker.model_runner import ModelRunner
 from corellm.worker.parts.proposals import proposals_of
 from corellm.worker.parts.step_part import StepPart
 from tests.fixtures import random_image
@@ -154,18 +157,66 @@ def test_a_request_that_fails_among_drafts_fails_alone(tiny_llava: Path) -> None
     assert second.outputs[0].token_ids == wanted[1].outputs[0].token_ids[:6]
 
 
-def test_a_model_that_cannot_go_back_is_not_drafted_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_that_cannot_go_back_is_refused_with_drafts(tmp_path: Path) -> None:
     """One whose layers keep a state: a wrong draft would stay in it."""
     architecture, config = next(iter(MAIN.items()))
     path = str(make_tiny_checkpoint(tmp_path, architecture=architecture, **config))
-    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-    with LLM(path, dtype="float32", num_kv_blocks=64) as llm:
-        wanted = llm.generate("one two three", params, use_tqdm=False)
-    with guessing(known_of(wanted)) as part, LLM(path, dtype="float32", num_kv_blocks=64) as llm:
-        found = llm.generate("one two three", params, use_tqdm=False)
-    assert [told(output) for output in found] == [told(output) for output in wanted]
-    assert part.num_drafts == 0
-    assert "Guesses drafts no tokens for this model, which could not take them back: layers of this" in caplog.text
+    with (
+        guessing({}),
+        pytest.raises(ConfigError, match=r"Guesses drafts tokens, and this model cannot take back .* state"),
+    ):
+        LLM(path, dtype="float32", num_kv_blocks=64)
+
+
+def test_steps_with_drafts_are_replayed(tiny_llava: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where decodes are recorded plans: a sequence with drafts takes a row for each token, and none runs otherwise."""
+    rows: list[int] = []
+    replay = DecodeGraphs.run
+
+    def noted(graphs: DecodeGraphs, batch: FlatBatch, token_ids: Any = None) -> torch.Tensor:
+        rows.append(len(batch.input_ids))
+        return replay(graphs, batch, token_ids)
+
+    plain = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=1)
+    with LLM(str(tiny_llava), dtype="float32", num_kv_blocks=64) as llm:
+        if llm.engine.runner.graphs is None:
+            pytest.skip("no kernels here whose steps are recorded")
+        wanted = llm.generate("USER: one ASSISTANT:", plain, use_tqdm=False)
+    monkeypatch.setattr(DecodeGraphs, "run", noted)
+    with guessing(known_of(wanted)) as part, LLM(str(tiny_llava), dtype="float32", num_kv_blocks=64) as llm:
+        found = llm.generate("USER: one ASSISTANT:", plain, use_tqdm=False)
+        counts = llm.engine.scheduler.get_stats()
+    assert told(found[0]) == told(wanted[0])
+    assert sum(rows) - len(rows) == part.num_drafts == counts.num_draft_tokens > 10
+    assert len(rows) + 2 >= part.num_steps  # but the prompt's, and the one that releases
+    assert sum(counts.accepted_per_position) == 15 - len(rows)
+    assert sorted(counts.accepted_per_position, reverse=True) == list(counts.accepted_per_position)
+
+
+class Resting(Guesses):
+    """Drafts nothing, and says so."""
+
+    rests = True
+
+
+@pytest.mark.parametrize("part", [Guesses, Resting])
+def test_steps_run_ahead_while_the_part_rests(
+    tiny_llava: Path, part: type[Guesses], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where steps are in flight while the host goes on; beside a part that may draft they wait for its drafts."""
+    monkeypatch.setattr("tests.worker.test_drafts.Guesses", part)
+    plain, ahead = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), []
+    launch_ahead = ModelRunner.launch_ahead
+    monkeypatch.setattr(ModelRunner, "launch_ahead", lambda *args: (ahead.append(args), launch_ahead(*args))[1])
+    with LLM(str(tiny_llava), dtype="float32", num_kv_blocks=64) as llm:
+        wanted = llm.generate("USER: one ASSISTANT:", plain, use_tqdm=False)
+    monkeypatch.setattr(DecodeGraphs, "asynchronous", True)
+    with guessing({}), LLM(str(tiny_llava), dtype="float32", num_kv_blocks=64) as llm:
+        if llm.engine.runner.graphs is None:
+            pytest.skip("no kernels here whose steps are recorded")
+        found = llm.generate("USER: one ASSISTANT:", plain, use_tqdm=False)
+    assert told(found[0]) == told(wanted[0])
+    assert bool(ahead) == part.rests
 
 
 def test_two_parts_that_propose_are_refused() -> None:

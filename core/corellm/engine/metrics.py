@@ -32,6 +32,14 @@ class Gauge(Metric):
     """Goes up and down."""
 
 
+@dataclass(frozen=True, slots=True)
+class Vector(Metric):
+    """Counters of one name by position; `value` is their sum."""
+
+    values: list[int]
+    """Grow from 0 at the engine's start; positions are added when they are needed."""
+
+
 DESCRIPTIONS = {
     "corellm:num_requests_running": "Requests that have KV blocks and take part in steps",
     "corellm:num_requests_waiting": "Requests that wait for their first step, or to be computed again after preemption",
@@ -48,6 +56,10 @@ DESCRIPTIONS = {
     "corellm:mm_cache_hits": "Items that were found in it, and not processed again",
     "corellm:encoder_cache_queries": "Items that were looked up in the encoder cache",
     "corellm:encoder_cache_hits": "Items that were found in it, and not encoded again",
+    "corellm:spec_decode_num_drafts": "Times that a request had drafts in a step",
+    "corellm:spec_decode_num_draft_tokens": "Tokens that were drafted, and checked",
+    "corellm:spec_decode_num_accepted_tokens": "Drafted tokens that were right",
+    "corellm:spec_decode_num_accepted_tokens_per_pos": "The same by their position in a request's drafts, from 0 on",
 }
 """What each of them counts."""
 
@@ -73,8 +85,13 @@ def read_metrics(engine: LLMEngine) -> list[Metric]:
         "mm_cache_hits": cache.hits,
         "encoder_cache_queries": stats.encoder_cache_queries,
         "encoder_cache_hits": stats.encoder_cache_hits,
+        "spec_decode_num_drafts": stats.num_drafts,
+        "spec_decode_num_draft_tokens": stats.num_draft_tokens,
+        "spec_decode_num_accepted_tokens": sum(stats.accepted_per_position),
     }
+    accepted = list(stats.accepted_per_position)
     return [
         *(Gauge(f"corellm:{name}", value) for name, value in gauges.items()),
         *(Counter(f"corellm:{name}", value) for name, value in counters.items()),
+        Vector("corellm:spec_decode_num_accepted_tokens_per_pos", sum(accepted), accepted),
     ]

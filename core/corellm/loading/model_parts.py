@@ -16,7 +16,7 @@ from torch import nn
 from corellm.attention.backend import AttentionBackend
 from corellm.attention.paged import ATTENTION_NAME, register_attention
 from corellm.config import EngineConfig
-from corellm.errors import ConfigError, ContractError
+from corellm.errors import ConfigError, ContractError, MissingExtraError
 from corellm.hookspecs import LoadConfig, ModelContext
 from corellm.loading.decoder_probe import SpanMasks, causal_layers, probe_decoder, probe_spans
 from corellm.loading.mapped_weights import release_mapped_weights
@@ -132,6 +132,7 @@ def load_weights(
         linears=linears, config=config, context=context, max_num_seqs=sequences_at_once(config, context),
     )  # fmt: skip
     parts = [part for _, part in offered]
+    _check_drafts(config, parts, samples=samples)
     linears.close()
     found = {name: (module, widths[name]) for name, module in mixers.items()}
     sizes = (hidden_size, vocab_size, embedding_size)
@@ -139,6 +140,20 @@ def load_weights(
         model, language_model, layout, *sizes, names_spans, causal, spans.cut, make_runner, max_states, sees_states,
         found, parts, linears.layers,
     )  # fmt: skip
+
+
+def _check_drafts(config: EngineConfig, parts: Sequence[StepPart], *, samples: bool) -> None:
+    """Raise an error where drafts are asked for, and there can be none."""
+    wanted = config.model.speculative_config
+    if wanted is None:
+        return
+    if not samples:
+        raise ConfigError(f"speculative_config={wanted!r:.100}: the model generates no tokens; leave it out")
+    if not any(part.most_drafts for part in parts):
+        raise MissingExtraError(
+            f"speculative_config={wanted!r:.100} needs corellm-speculative; from a checkout: pip install "
+            "./extensions/speculative"
+        )
 
 
 def _cross_attention_probe(

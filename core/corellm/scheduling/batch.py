@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from corellm.errors import CorellmError
@@ -37,6 +37,8 @@ class NewSequence:
     """What is made of the prompt, where no token is sampled: known to the worker of that use."""
     part: Mapping[str, Any] = field(default_factory=dict)
     """What features make of the request, by the names by which their parts of the worker look for it."""
+    cache_salt: str | None = None
+    """Nothing of a sequence may be used for one of another salt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,13 @@ class SequenceChunk:
     def drafts(self) -> Sequence[int]:
         """The last `num_drafts` of `token_ids`."""
         return self.token_ids[self.num_tokens - self.num_drafts :] if self.num_drafts else ()
+
+    def one_by_one(self) -> list[SequenceChunk]:
+        """Return a chunk for each token, of those after which all are sampled."""
+        return [
+            replace(self, start=self.start + i, num_tokens=1, token_ids=[token], num_drafts=0)
+            for i, token in enumerate(self.token_ids)
+        ]
 
 
 @dataclass(slots=True)

@@ -54,6 +54,12 @@ class SchedulerStats:
     """Placeholders that an encoder's output was needed for, since the scheduler was made."""
     encoder_cache_hits: int
     """How many of them were found in the encoder cache."""
+    num_drafts: int
+    """Decodes with drafts, since the scheduler was made."""
+    num_draft_tokens: int
+    """Their drafts."""
+    accepted_per_position: tuple[int, ...]
+    """How many first, second, third, ... drafts were right."""
 
 
 class Scheduler:
@@ -111,6 +117,8 @@ class Scheduler:
         self._released: list[str] = []
         self._num_preemptions = 0
         self._prefix_cache_queries = self._prefix_cache_hits = 0
+        self._num_drafts = self._num_draft_tokens = 0
+        self._accepted_per_position: list[int] = []
         self._steps: deque[StepPlan] = deque()
         """Steps in flight: scheduled and not updated yet. Two while one is scheduled ahead."""
 
@@ -203,6 +211,9 @@ class Scheduler:
             self._prefix_cache_hits,
             self.encoder_cache.queries,
             self.encoder_cache.queries - self.encoder_cache.misses,
+            self._num_drafts,
+            self._num_draft_tokens,
+            tuple(self._accepted_per_position),
         )
 
     # A step ---------------------------------------------------------------------------------------------------------
@@ -490,11 +501,19 @@ class Scheduler:
             request.draft_token_ids = [] if self._steps else result.drafts.get(request.request_id, [])
         if not chunk.num_drafts:
             return request.append_token(sampled[0])
+        self._count_drafts(chunk.num_drafts, len(sampled) - 1)
         before = len(request.output_token_ids)
         has_ended = any(map(request.append_token, sampled))
         del sampled[len(request.output_token_ids) - before :]
         request.num_computed_tokens = request.num_tokens - 1
         return has_ended
+
+    def _count_drafts(self, num_drafts: int, num_accepted: int) -> None:
+        counts = self._accepted_per_position
+        self._num_drafts, self._num_draft_tokens = self._num_drafts + 1, self._num_draft_tokens + num_drafts
+        counts += [0] * (num_drafts - len(counts))
+        for position in range(num_accepted):
+            counts[position] += 1
 
     def _finish(self, request: Request, status: RequestStatus) -> None:
         before, request.status = request.status, status

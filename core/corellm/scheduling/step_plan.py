@@ -42,7 +42,7 @@ class StepPlan(ScheduledBatch):
         sequence = NewSequence(
             request.request_id, request.prompt_token_ids, request.output_token_ids, request.sampling_params,
             request.features, request.stop_token_ids, request.bad_words_ids, request.prompt_task,
-            request.part.for_worker(),
+            request.part.for_worker(), request.cache_salt,
         )  # fmt: skip
         self.new.append(sequence)
 

@@ -10,11 +10,11 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from corellm.attention.backend import AttentionBackend
@@ -150,7 +150,7 @@ class ModelRunner:
         logits = self.graphs.run(self.lay_out(batch.chunks, states), token_ids.clamp(min=0))
         for part in self.parts:
             part.commit()
-        step.chunks, step.in_flight = batch.chunks, True
+        step.chunks, step.in_flight = batch.chunks, self._runs_ahead
         step.tokens = self.sampler.start(logits, [state.sampling for state in states], ahead=1)
         return step
 
@@ -158,6 +158,11 @@ class ModelRunner:
     def _propose(self) -> Propose | None:
         proposals = self._proposals
         return proposals if proposals is not None and proposals.is_on else None
+
+    @property
+    def _runs_ahead(self) -> bool:
+        """Whether the step after one in flight need not wait for drafts."""
+        return self._proposals is None or self._proposals.rests
 
     def _begin(self, step: StepInFlight) -> None:
         for part in self.parts:
@@ -244,7 +249,15 @@ class ModelRunner:
                 step.wait()
 
     def run(self, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], step: StepInFlight) -> None:
-        """Run one forward pass; sample a token for every chunk that ends its sequence, and for each of its drafts."""
+        """Run one forward pass; sample a token for every chunk that ends its sequence, and for each of its drafts.
+
+        A chunk with drafts runs as so many sequences of one token, whose keys and values all are written before any is
+        read: with drafts, too, a step of decodes can be a graph.
+        """
+        given, of_given = chunks, states
+        has_drafts = self._proposals is not None and any(chunk.num_drafts for chunk in chunks)
+        if has_drafts:
+            chunks, states = _token_by_token(chunks, states)
         batch = self.lay_out(chunks, states)
         ending = [i for i, chunk in enumerate(chunks) if chunk.samples]
         graphs = self.graphs
@@ -252,21 +265,21 @@ class ModelRunner:
             logits = graphs.run(batch)
             # the scheduler knows nothing yet of chunks that failed before the forward pass
             is_whole = len(chunks) == len(step.batch.chunks)
-            step.in_flight = graphs.asynchronous and is_whole and self._propose is None
+            step.in_flight = graphs.asynchronous and is_whole and self._runs_ahead
         else:
-            outputs = upload(_sampled_rows(chunks, ending) if ending else np.zeros(1, np.int64), self.device)
+            ends = np.cumsum([chunk.num_tokens for chunk in chunks])[ending] - 1
+            outputs = upload(ends if ending else np.zeros(1, np.int64), self.device)
             on_device = replace(upload_all(batch, self.device), outputs=None if _scores_prompts(states) else outputs)
             hidden = self.forward(on_device, chunks, states)
             self._add_prompt_logprobs(chunks, states, hidden, step.result)
             if not ending:
                 return
             logits = self.logits(hidden if len(hidden) == len(outputs) else hidden[outputs])
-        if self._proposals is not None and any(chunk.num_drafts for chunk in chunks):
-            samplings = [state for i in ending for state in states[i].sampling.along(chunks[i].drafts)]
-        else:
-            samplings = [states[i].sampling for i in ending]
+        samplings = [states[i].sampling for i in ending]
+        if has_drafts:
+            samplings = _along_drafts(given, of_given)
         step.tokens = self.sampler.start(logits, samplings)
-        step.chunks = [chunks[i] for i in ending]
+        step.chunks = [chunk for chunk in given if chunk.samples]
 
     def forward(self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> Tensor:
         """Return the hidden states of the flat batch, `[num_tokens, hidden_size]`, or of its outputs alone."""
@@ -353,12 +366,19 @@ def _is_plain_decode(chunks: Sequence[SequenceChunk], states: Sequence[SequenceS
     return all(chunk.samples and not chunk.items for chunk in chunks) and not _scores_prompts(states)
 
 
-def _sampled_rows(chunks: Sequence[SequenceChunk], ending: Sequence[int]) -> NDArray[np.int64]:
-    """Return the tokens of a flat batch after which one is sampled: the last of ending chunks, and before drafts."""
-    counts = np.array([1 + chunks[i].num_drafts for i in ending])
-    ends = np.cumsum([chunk.num_tokens for chunk in chunks])[ending]
-    rows: NDArray[np.int64] = np.arange(counts.sum()) + np.repeat(ends - np.cumsum(counts), counts)
-    return rows
+def _token_by_token(
+    chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]
+) -> tuple[list[SequenceChunk], list[SequenceState]]:
+    """Return the chunks of a step with a chunk for each token of those with drafts, and the states of each."""
+    rows = [chunk.one_by_one() if chunk.num_drafts else [chunk] for chunk in chunks]
+    repeated = [[state] * len(own) for state, own in zip(states, rows, strict=True)]
+    return [*chain.from_iterable(rows)], [*chain.from_iterable(repeated)]
+
+
+def _along_drafts(chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> list[SamplingState]:
+    """Return a sampling state for each token of a step after which one is sampled."""
+    ending = [(chunk, state.sampling) for chunk, state in zip(chunks, states, strict=True) if chunk.samples]
+    return [state for chunk, sampling in ending for state in sampling.along(chunk.drafts)]
 
 
 def _scores_prompts(states: Sequence[SequenceState]) -> bool:

@@ -60,6 +60,8 @@ KINDS: dict[str, Kind] = {
     "context_extension": Kind("context_extension.py"),
     "automatic_prefix_caching": Kind("automatic_prefix_caching.py"),
     "prefix_caching": Kind("prefix_caching.py"),
+    "spec_decode": Kind("spec_decode.py"),
+    "spec_decode_of_a_model": Kind("mlpspeculator.py, eagle.py", ConfigError, "not there yet"),
     "quantization": Kind("aqlm_example.py"),
     "dummy_weights": Kind("skip_loading_weights_in_engine_init.py"),
     # engines
@@ -94,7 +96,6 @@ KINDS: dict[str, Kind] = {
     "pause_resume": Kind("pause_resume.py", AbsentMethodError, "pause_generation"),
     "multilora": Kind("multilora_inference.py", ConfigError, "LoRA"),
     "lora_of_a_model": Kind("audio_language.py --model-type phi4_mm", InvalidParameterError, "LoRA"),
-    "spec_decode": Kind("spec_decode.py, mlpspeculator.py, eagle.py", ConfigError, "speculative"),
     "prompt_embeds": Kind("prompt_embed_inference.py", PromptError, "prompt_embeds"),
     "custom_logits_processor": Kind("logits_processor/custom.py", AbsentNameError, "logits_processors"),
     "data_parallel": Kind("data_parallel.py", ConfigError, "one device"),

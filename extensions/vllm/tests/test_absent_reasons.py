@@ -46,7 +46,6 @@ MISSING: dict[str, set[str]] = {
     "weights cannot be exchanged from outside": {"update_weights", "weight_transfer"},
     "nothing is compiled": {"compilation", "inductor"},
     "there are no FlashInfer kernels": {"flashinfer"},
-    "there is no speculative decoding": {"speculative", "draft", "drafts"},
     "there is no cascade attention": {"cascade"},
     "LoRA adapters cannot": {"lora", "loras"},
     "outputs do not say which experts": {"routed"},

@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 
 from corellm.config import EngineConfig
 from corellm.engine.async_llm import AsyncLLM
-from corellm.engine.metrics import Counter, Gauge, Metric
+from corellm.engine.metrics import Counter, Gauge, Metric, Vector
 from corellm.engine.process.messages import MaintenanceMethod
 from corellm.engine.process.remote_engine import RemoteEngine
 from corellm.errors import AbsentMethodError, EngineDeadError
 from corellm.frontend.input_processor import InputProcessor
 
 _Result = TypeVar("_Result")
-_METRICS: dict[str, type[Metric]] = {"Counter": Counter, "Gauge": Gauge}
+_METRICS: dict[str, type[Metric]] = {"Counter": Counter, "Gauge": Gauge, "Vector": Vector}
 
 
 class ProcessLLM(AsyncLLM):
@@ -114,7 +114,7 @@ class ProcessLLM(AsyncLLM):
 
     async def get_metrics(self) -> list[Metric]:
         """As `LLM.get_metrics`; items are processed and counted in this process."""
-        metrics = [_METRICS[kind](name, value) for kind, name, value in await self._call("get_metrics")]
+        metrics = [_METRICS[kind](*fields) for kind, *fields in await self._call("get_metrics")]
         cache = self.input_processor.mm_processor.cache
         own = {
             "corellm:mm_cache_queries": cache.hits + cache.misses,

@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import astuple
 from typing import Any
 
 import msgspec
@@ -114,7 +115,7 @@ class EngineLoop:
 
     def _result(self, message: Call) -> Any:
         if message.method == "get_metrics":
-            return [(type(metric).__name__, metric.name, metric.value) for metric in read_metrics(self._engine)]
+            return [(type(metric).__name__, *astuple(metric)) for metric in read_metrics(self._engine)]
         if message.method == "start_profile":
             return maintenance.start_profile(message.argument, self._engine)
         if message.method == "stop_profile":

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def proposals_of(parts: Sequence[StepPart], device: torch.device, vocab_size: int) -> Proposals | None:
-    """Return what makes drafts of sampled tokens; None if no part proposes any, or another cannot take tokens back.
+    """Return what makes drafts of sampled tokens; None if no part proposes any.
 
     Args:
         parts: of a worker.
@@ -26,7 +26,7 @@ def proposals_of(parts: Sequence[StepPart], device: torch.device, vocab_size: in
         vocab_size: drafts from the first token on that is not below it are left out.
 
     Raises:
-        ConfigError: two parts propose.
+        ConfigError: two parts propose, or another cannot take tokens back.
     """
     proposing = [part for part in parts if part.most_drafts]
     if not proposing:
@@ -35,8 +35,10 @@ def proposals_of(parts: Sequence[StepPart], device: torch.device, vocab_size: in
     if len(proposing) > 1:
         raise ConfigError(f"{names} all propose drafts, and a model takes those of one part; uninstall the others")
     if reasons := [part.irreversible for part in parts if part.irreversible]:
-        logger.warning("%s drafts no tokens for this model, which could not take them back: %s", names, reasons[0])
-        return None
+        raise ConfigError(
+            f"{names} drafts tokens, and this model cannot take back those that were wrong: {reasons[0]}; load it "
+            "without drafts"
+        )
     return Proposals(proposing[0], device, vocab_size)
 
 
@@ -53,6 +55,11 @@ class Proposals:
     def __init__(self, part: StepPart, device: torch.device, vocab_size: int) -> None:
         self.device, self._part, self._vocab_size = device, part, vocab_size
         self.is_on = True
+
+    @property
+    def rests(self) -> bool:
+        """Whether there will hardly be drafts for now."""
+        return not self.is_on or self._part.rests
 
     @for_inference
     def __call__(self, sampled: Mapping[str, Sequence[int]]) -> Mapping[str, list[int]]:

@@ -20,8 +20,10 @@ class StepPart:
     """Why decode steps cannot be captured; empty where `lay_out` and `attention` are all that the part does in them."""
 
     most_drafts = 0
-    """How many drafts of a sequence `propose` returns at most. With any, no step is launched before the tokens of the
-    last one are known, and memory is planned for as many more rows of logits."""
+    """How many drafts of a sequence `propose` returns at most: memory is planned for as many more rows of logits."""
+    rests = False
+    """Whether `propose` will hardly return any for now. Only then may a step be launched before the tokens of the last
+    one are known; drafts that it returns meanwhile are lost."""
     irreversible = ""
     """Why a token that a step has computed cannot be taken back, as drafts that were wrong are; empty if it can."""
 

@@ -120,7 +120,7 @@ def _check_known(runner: str, convert: str) -> None:
     if runner not in RUNNERS:
         raise ConfigError(f"runner must be one of {', '.join(RUNNERS[:-1])}; got {runner!r:.100}")
     if runner == "draft":
-        raise ConfigError("runner='draft' is for speculative decoding, which there is not yet; leave runner out")
+        raise ConfigError("runner='draft' is for models that draft, which there are not yet; leave runner out")
     if convert == "reward":
         raise ConfigError(
             "convert='reward' would need a head, and no rule makes one from a model that generates text; load a reward "

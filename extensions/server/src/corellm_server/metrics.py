@@ -90,5 +90,12 @@ class ServerMetrics:
     def collect(self) -> Iterator[Metric]:
         """The engine's metrics as of the last `text`."""
         for metric in self._engine:
-            family = CounterMetricFamily if isinstance(metric, serving.Counter) else GaugeMetricFamily
-            yield family(metric.name, serving.METRIC_DESCRIPTIONS[metric.name], value=metric.value)
+            described = (metric.name, serving.METRIC_DESCRIPTIONS[metric.name])
+            if isinstance(metric, serving.Vector):
+                family = CounterMetricFamily(*described, labels=["position"])
+                for position, value in enumerate(metric.values):
+                    family.add_metric([str(position)], value)
+                yield family
+            else:
+                kind = CounterMetricFamily if isinstance(metric, serving.Counter) else GaugeMetricFamily
+                yield kind(*described, value=metric.value)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from corellm.known_fields import Absent
 from corellm_vllm.absent.names import (
+    DRAFTS,
     LOGITS,
     NO_COMPILER,
     NO_CONNECTORS,
-    NO_DRAFTS,
     NO_LORA,
     NO_SLEEP,
     NO_TRACING,
@@ -151,7 +151,7 @@ ENGINE_ARGUMENTS: dict[str, Absent] = {
     ),
     "disable_async_output_proc": Absent((None, False), "outputs are made in the engine's own thread"),
     "num_scheduler_steps": Absent((None, 1), "the scheduler runs before every step"),
-    "num_lookahead_slots": Absent((None, 0), NO_DRAFTS),
+    "num_lookahead_slots": Absent((None, 0), DRAFTS),
     "use_v2_block_manager": Absent((None, True, False), "there is one block manager"),
     "scheduler_delay_factor": Absent((None, 0.0), "a prompt starts when there is room for it"),
     "max_num_partial_prefills": Absent((None, 1), "prompts are split in their order; there is nothing to set"),
@@ -167,12 +167,11 @@ ENGINE_ARGUMENTS: dict[str, Absent] = {
     "disable_chunked_mm_input": Absent((None, False), "an item's placeholder may be split; its encoder runs once"),
     "disable_cascade_attn": Absent((None, True, False), "there is no cascade attention"),
     "stream_interval": Absent((None, 1), "AsyncLLM hands a slow reader the newest output only"),
-    "speculative_config": Absent((None,), NO_DRAFTS),
-    "speculative_model": Absent((None,), NO_DRAFTS),
-    "num_speculative_tokens": Absent((None,), NO_DRAFTS),
-    "spec_method": Absent((None,), NO_DRAFTS),
-    "spec_model": Absent((None,), NO_DRAFTS),
-    "spec_tokens": Absent((None,), NO_DRAFTS),
+    "speculative_model": Absent((None,), DRAFTS),
+    "num_speculative_tokens": Absent((None,), DRAFTS),
+    "spec_method": Absent((None,), DRAFTS),
+    "spec_model": Absent((None,), DRAFTS),
+    "spec_tokens": Absent((None,), DRAFTS),
     # items
     "disable_mm_preprocessor_cache": Absent((None, False), "use mm_processor_cache_gb=0"),
     "mm_processor_cache_type": Absent((None, "lru"), "the processor cache is in this process"),

@@ -15,7 +15,7 @@ NO_TRACING = (
     "start_profile()"
 )
 NO_UPDATES = "weights cannot be exchanged from outside; use apply_model(function) to change the model in place"
-NO_DRAFTS = "there is no speculative decoding yet"
+DRAFTS = "drafts are set by speculative_config={'method': 'ngram' or 'suffix', ...}, which needs extensions/speculative"
 NO_COMPILER = "nothing is compiled; GPUs replay CUDA graphs of decode steps unless enforce_eager=True"
 LOGITS = "give functions to SamplingParams(logits_processors=...), or register some by name: register_logits_processors"
 REASONING = "a server tells reasoning apart: corellm serve --reasoning-parser; here, split the output's text yourself"
@@ -131,7 +131,7 @@ NAMES: dict[str, Absent] = {
     "KVTransferConfig": Absent((), NO_CONNECTORS),
     "KVEventsConfig": Absent((), NO_CONNECTORS),
     "AttentionConfig": Absent((), "attention_backend= chooses the backend"),
-    "SpeculativeConfig": Absent((), NO_DRAFTS),
+    "SpeculativeConfig": Absent((), DRAFTS),
     "StructuredOutputsConfig": Absent((), "llguidance holds outputs to forms, and has no settings"),
     "ProfilerConfig": Absent((), "start_profile(trace_file) says where the trace goes"),
     "WeightTransferConfig": Absent((), NO_UPDATES),
@@ -168,7 +168,7 @@ MODULES: dict[str, Absent] = {
     "v1.core": Absent((), "write an extension plugin (corellm.extensions)"),
     "v1.executor": Absent((), ONE_DEVICE),
     "v1.sample": Absent((), LOGITS),
-    "v1.spec_decode": Absent((), NO_DRAFTS),
+    "v1.spec_decode": Absent((), DRAFTS),
     "v1.worker": Absent((), "write an extension plugin (corellm.extensions)"),
     "worker": Absent((), "write an extension plugin (corellm.extensions)"),
 }

@@ -1,19 +1,11 @@
-"""The kinds of metrics, to tell what `get_metrics` gives: it gives counters and gauges."""
+"""The kinds of metrics, to tell what `get_metrics` gives: it gives no histogram."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from corellm.engine.metrics import Counter, Gauge, Metric
+from corellm.engine.metrics import Counter, Gauge, Metric, Vector
 from corellm_vllm.absent.exports import exports
-
-
-@dataclass(frozen=True)
-class Vector:
-    """A metric with several values; there is none."""
-
-    name: str
-    values: list[int]
 
 
 @dataclass(frozen=True)

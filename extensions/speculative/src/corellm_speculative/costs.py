@@ -1,0 +1,63 @@
+"""What a row of a step costs, measured on the steps that run: how likely right a draft must be to pay.
+
+Knows numbers of rows and seconds; knows no drafts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+_REMEMBERED = 9
+"""Steps of one number of rows that count: their median, as single ones wait for other programs."""
+_OLD = 2000
+"""Steps after which a number of rows that was not seen is forgotten: sequences grow longer."""
+_GUESSED_ROWS = 10
+"""Rows that cost as much as the rest of a step, as long as nothing is measured."""
+_GUESS_WEIGHT = 2.0
+_MARGIN = 1.15
+"""By how much a draft must be worth more than its row: the rest of the engine has work with it, too."""
+_EVERY = 8
+"""Steps between two looks at what was measured."""
+
+
+class StepCosts:
+    """Fits a line to the seconds of decode steps by their rows."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, deque[float]] = {}
+        self._seen: dict[int, int] = {}
+        self._num_steps = 0
+        self._line = (0.0, 0.0, 0.0)
+        """Mean of the rows, mean of the seconds, seconds of one more row."""
+
+    def note(self, num_rows: int, seconds: float) -> None:
+        """Count a step."""
+        self._seconds.setdefault(num_rows, deque(maxlen=_REMEMBERED)).append(seconds)
+        self._seen[num_rows] = self._num_steps
+        self._num_steps += 1
+        if self._num_steps % _EVERY == 1:
+            self._fit()
+
+    def _fit(self) -> None:
+        for num_rows in [rows for rows, seen in self._seen.items() if self._num_steps - seen > _OLD]:
+            del self._seconds[num_rows], self._seen[num_rows]
+        points = [(rows, median(seconds), len(seconds)) for rows, seconds in self._seconds.items()]
+        total = sum(weight for *_, weight in points)
+        mean_rows = sum(rows * weight for rows, _, weight in points) / total
+        mean = sum(seconds * weight for _, seconds, weight in points) / total
+        spread = sum(weight * (rows - mean_rows) ** 2 for rows, _, weight in points)
+        common = sum(weight * (rows - mean_rows) * (seconds - mean) for rows, seconds, weight in points)
+        guess = mean / (_GUESSED_ROWS + mean_rows)
+        self._line = (mean_rows, mean, max(0.0, (common + _GUESS_WEIGHT * guess) / (spread + _GUESS_WEIGHT)))
+
+    def least_chance(self, num_sequences: int) -> float:
+        """Return from which chance on a draft pays in a step of so many sequences.
+
+        It gains its chance of a token, and costs a row, in the time of which the step as a whole gains tokens, too.
+        """
+        mean_rows, mean, row = self._line
+        if not mean:
+            return num_sequences / (_GUESSED_ROWS + num_sequences)
+        step = max(mean + row * (num_sequences - mean_rows), row * num_sequences)
+        return _MARGIN * row * num_sequences / step if step else 0.0

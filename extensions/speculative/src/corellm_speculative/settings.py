@@ -1,0 +1,95 @@
+"""The settings of drafts, `speculative_config`: read and checked once. Keys are vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from corellm.config import suggestion
+from corellm.errors import ConfigError
+
+METHODS = ("ngram", "suffix")
+_OF_A_MODEL = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp")
+_LOOKUP = 5
+"""Tokens that are compared, where `ngram` is told no number."""
+SHORTEST_SUFFIX = 3
+"""Fewest last tokens that must have come before, for `suffix`."""
+_MOST_DRAFTS, _MOST_COMPARED = 64, 1024
+"""Memory is planned for the logits of each draft; each compared token takes time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftSettings:
+    """How the next tokens are guessed."""
+
+    method: str
+    """`ngram` looks for the last tokens in the request's own text, prompt and output; `suffix` also in the outputs of
+    earlier requests."""
+    num_speculative_tokens: int = 0
+    """Most drafts of a request in a step. `ngram` must be told; `suffix` takes `suffix_decoding_max_tree_depth`."""
+    prompt_lookup_min: int = 0
+    """`ngram`: fewest last tokens that must have come before; as `prompt_lookup_max`, or 5."""
+    prompt_lookup_max: int = 0
+    """`ngram`: most last tokens that are compared; as `prompt_lookup_min`, or 5."""
+    suffix_decoding_max_tree_depth: int = 24
+    """`suffix`: most last tokens that are compared."""
+    suffix_decoding_max_cached_requests: int = 10_000
+    """`suffix`: most outputs that are kept; 0 for none."""
+    suffix_decoding_max_spec_factor: float = 1.0
+    """`suffix`: most drafts for each token that came before."""
+    suffix_decoding_min_token_prob: float = 0.1
+    """`suffix`: the least chance of being right, as measured, of a draft."""
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> DraftSettings:
+        """Return the settings that `speculative_config` states.
+
+        Raises:
+            ConfigError: an unknown key or method, or a value out of range; names it.
+        """
+        known = [field.name for field in fields(cls)]
+        method = given.get("method")
+        if method in _OF_A_MODEL or (method is None and given.get("model") is not None):
+            raise ConfigError(
+                f"speculative_config: drafts of a model ({method or given['model']!r:.100}) are not there yet; methods "
+                f"that are: {', '.join(METHODS)}"
+            )
+        if method not in METHODS:
+            raise ConfigError(f"speculative_config: method must be one of {', '.join(METHODS)}; got {method!r:.100}")
+        for name in given:
+            if name not in known:
+                raise ConfigError(f"speculative_config has no {name!r:.100}{suggestion(str(name), known)}")
+            if name.startswith("prompt_lookup" if method == "suffix" else "suffix_decoding"):
+                raise ConfigError(f"speculative_config: {name} is not a setting of the method {method!r}")
+        return cls(**{name: value for name, value in given.items() if value is not None})
+
+    def __post_init__(self) -> None:
+        least = self.prompt_lookup_min or self.prompt_lookup_max or _LOOKUP
+        self._set("prompt_lookup_max", self.prompt_lookup_max or least)
+        self._set("prompt_lookup_min", least)
+        if self.method == "suffix":
+            self._set(
+                "num_speculative_tokens",
+                self.num_speculative_tokens or min(self.suffix_decoding_max_tree_depth, _MOST_DRAFTS),
+            )
+        _integer("num_speculative_tokens", self.num_speculative_tokens, 1, _MOST_DRAFTS)
+        _integer("prompt_lookup_min", self.prompt_lookup_min, 1, _MOST_COMPARED)
+        _integer("prompt_lookup_max", self.prompt_lookup_max, self.prompt_lookup_min, _MOST_COMPARED)
+        _integer("suffix_decoding_max_tree_depth", self.suffix_decoding_max_tree_depth, SHORTEST_SUFFIX, _MOST_COMPARED)
+        _integer("suffix_decoding_max_cached_requests", self.suffix_decoding_max_cached_requests, 0, 1 << 32)
+        _number("suffix_decoding_max_spec_factor", self.suffix_decoding_max_spec_factor, float("inf"))
+        _number("suffix_decoding_min_token_prob", self.suffix_decoding_min_token_prob, 1)
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+
+def _integer(name: str, value: Any, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ConfigError(f"speculative_config: {name} must be an integer from {least} to {most}, got {value!r:.100}")
+
+
+def _number(name: str, value: Any, most: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:
+        raise ConfigError(f"speculative_config: {name} must be a number from 0 to {most}, got {value!r:.100}")

@@ -1,0 +1,72 @@
+"""`speculative_config`: what is wrong in it is refused by name, before weights are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corellm import LLM
+from corellm.config import ModelConfig
+from corellm.errors import ConfigError
+from corellm.loading.locating import locate
+from corellm.text_models.tiny import make_tiny_checkpoint
+from corellm_speculative.settings import DraftSettings
+from tests.text_models.stateful import MAIN
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "method must be one of ngram, suffix; got None"),
+        ({"method": "magic"}, "got 'magic'"),
+        ({"method": "draft_model", "model": "x"}, r"drafts of a model \('draft_model'\) are not there yet"),
+        ({"model": "x", "num_speculative_tokens": 3}, r"drafts of a model \('x'\) are not there yet"),
+        ({"method": "eagle3"}, "not there yet; methods that are: ngram, suffix"),
+        ({"method": "ngram"}, "num_speculative_tokens must be an integer from 1 to 64, got 0"),
+        ({**NGRAM, "num_speculative_tokens": 65}, "num_speculative_tokens .* got 65"),
+        ({**NGRAM, "num_speculative_tokens": True}, "num_speculative_tokens .* got True"),
+        ({**NGRAM, "prompt_lookup_min": "2"}, "prompt_lookup_m.. must be an integer .* '2'"),
+        ({**NGRAM, "prompt_lookup_min": 4, "prompt_lookup_max": 3}, "prompt_lookup_max must be an integer from 4"),
+        ({**NGRAM, "prompt_lookup_maximum": 3}, "no 'prompt_lookup_maximum'; did you mean 'prompt_lookup_max'"),
+        ({**NGRAM, "suffix_decoding_max_tree_depth": 3}, "is not a setting of the method 'ngram'"),
+        ({"method": "suffix", "prompt_lookup_max": 3}, "is not a setting of the method 'suffix'"),
+        ({"method": "suffix", "suffix_decoding_max_tree_depth": 1}, "suffix_decoding_max_tree_depth must be"),
+        ({"method": "suffix", "suffix_decoding_max_cached_requests": -1}, "suffix_decoding_max_cached_requests must"),
+        ({"method": "suffix", "suffix_decoding_min_token_prob": 1.5}, "from 0 to 1, got 1.5"),
+        ({"method": "suffix", "suffix_decoding_max_spec_factor": float("nan")}, "got nan"),
+        ("ngram", "speculative_config must be like"),
+    ],
+)
+def test_what_is_wrong_is_named(given: Any, message: str, tiny_llava: Path) -> None:
+    """When the model is located."""
+    with pytest.raises(ConfigError, match=message):
+        locate(ModelConfig(model=str(tiny_llava), speculative_config=given))
+
+
+def test_defaults_are_vllms() -> None:
+    """One of both numbers of tokens to look up stands for the other; `suffix` needs none."""
+    found = [
+        (settings.prompt_lookup_min, settings.prompt_lookup_max, settings.num_speculative_tokens)
+        for given in ({}, {"prompt_lookup_min": 2}, {"prompt_lookup_max": 3}, {"prompt_lookup_min": None})
+        for settings in [DraftSettings.of({**NGRAM, **given})]
+    ]
+    assert found == [(5, 5, 3), (2, 2, 3), (3, 3, 3), (5, 5, 3)]
+    assert DraftSettings.of({"method": "suffix"}).num_speculative_tokens == 24
+
+
+def test_a_model_with_states_is_refused(tmp_path: Path) -> None:
+    """A wrong draft would stay in them."""
+    architecture, config = next(iter(MAIN.items()))
+    path = str(make_tiny_checkpoint(tmp_path, architecture=architecture, **config))
+    with pytest.raises(ConfigError, match=r"Drafting drafts tokens, .* layers of this model keep a state"):
+        LLM(path, num_kv_blocks=64, speculative_config=NGRAM)
+
+
+def test_a_model_that_pools_is_refused(tiny_llava: Path) -> None:
+    """It generates nothing."""
+    with pytest.raises(ConfigError, match="the model generates no tokens"):
+        LLM(str(tiny_llava), convert="embed", num_kv_blocks=64, speculative_config=NGRAM)
