@@ -42,6 +42,7 @@ PROMISES = {
     32: "a tiny cache under random load: all finish",
     33: "a batch file with bad lines: a result or error for each, in order; finished ones survive a kill",
     34: "mixed and hostile load for long: no failure, no leak, the same outputs",
+    35: "a request's tokens and log-probabilities: the same bits alone, in any batch, with drafts",
     36: "bodies that stall or have a million values: no place in the queue, no hold of the event loop",
     37: "a server's own reply, sent back through any client library: accepted",
     38: "a hung engine: ended, exit status 1",
@@ -64,6 +65,7 @@ ELSEWHERE = {
     22: [("tests/loading/test_checkpoint.py", "test_broken_files_are_named")],
     31: [("tests/multimodal/test_hashing.py", "test_requests_share_an_entry_exactly_when_all_is_equal")],
     32: [("tests/scheduling/test_simulation.py", "test_random_load_on_tiny_caches")],
+    35: [("extensions/speculative/tests/test_same_results.py", "test_a_requests_results_are_its_own")],
 }  # fmt: skip
 """Tests that are named for what they are about."""
 

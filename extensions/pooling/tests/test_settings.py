@@ -102,7 +102,7 @@ def test_every_combination(runner: str, convert: str, architecture: str) -> None
 @pytest.mark.parametrize(
     ("runner", "convert", "architecture", "reason"),
     [
-        ("draft", "auto", GENERATIVE, "speculative decoding"),
+        ("draft", "auto", GENERATIVE, "models that draft"),
         ("auto", "reward", GENERATIVE, "no rule"),
         ("generate", "embed", GENERATIVE, "takes the layer"),
         ("pooling", "none", GENERATIVE, "to be converted"),

@@ -132,7 +132,7 @@ SERVED = {option for action in build_parser()._subparsers._group_actions[0].choi
         ("demo --chat-template x.jinja", "chat_template.jinja"), ("demo --no-async-scheduling", "enforce_eager"),
         ("demo --enable-lora true", "LoRA"), ("demo --enable-lora=True", "LoRA"), ("demo --tp=", "one device"),
         ("demo --data-parallel-rank -1", "one device"), ("demo --tensor_parallel_size=2", "one device"),
-        ("demo --speculative-config.model x", "no speculative"), ("demo --max_logprobs -1", "--max-logprobs"),
+        ("demo --speculative-model x", "speculative_config"), ("demo --max_logprobs -1", "--max-logprobs"),
         ("demo --allowed_media_domains []", "--allowed-media-domains"), ("demo --served-model-name a b", "commas"),
     ],
 )  # fmt: skip
