@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from corellm.engine.llm_engine import LLMEngine as LLMEngine
     from corellm.errors import CorellmError as CorellmError
     from corellm.llm import LLM as LLM
+    from corellm.lora_request import LoRARequest as LoRARequest
     from corellm.outputs import CompletionOutput as CompletionOutput
     from corellm.outputs import Logprob as Logprob
     from corellm.outputs import RequestMetrics as RequestMetrics
@@ -49,6 +50,7 @@ _HOMES = {
     "EngineConfig": "corellm.config",
     "LLM": "corellm.llm",
     "LLMEngine": "corellm.engine.llm_engine",
+    "LoRARequest": "corellm.lora_request",
     "Logprob": "corellm.outputs",
     "PoolerConfig": "corellm.pooling_params",
     "PoolingOutput": "corellm.pooling_outputs",
@@ -75,6 +77,7 @@ __all__ = [
     "EmbeddingOutput",
     "EngineConfig",
     "LLMEngine",
+    "LoRARequest",
     "Logprob",
     "PoolerConfig",
     "PoolingOutput",

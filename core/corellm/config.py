@@ -123,6 +123,15 @@ class ModelConfig:
     speculative_config: Mapping[str, Any] | None = None
     """Guess the next tokens and check several in one step, which changes no output: `{"method": "ngram",
     "num_speculative_tokens": 4}`; needs `corellm-speculative`, which documents the keys."""
+    enable_lora: bool = False
+    """Let requests name LoRA adapters (`lora_request`). Every linear layer of the decoder is made ready for them, which
+    costs some speed also where no request has one. Needs `corellm-lora`."""
+    max_loras: int = 1
+    """Most adapters in a step; requests with others wait. Memory is taken for as many of `max_lora_rank`."""
+    max_lora_rank: int = 16
+    """Highest rank of an adapter."""
+    max_cpu_loras: int | None = None
+    """Adapters that are kept in memory after they were read; None for `max_loras`. Others are read again."""
     trust_remote_code: bool = False
     """Run Python code from the checkpoint (configuration, tokenizer, processor). Off: such checkpoints are refused."""
     attention_backend: str | None = None
@@ -162,8 +171,12 @@ class ModelConfig:
             )
         if self.max_model_len is not None:
             _positive("max_model_len", self.max_model_len)
-        for name in ("trust_remote_code", "fuse_layers", "enforce_eager"):
+        for name in ("trust_remote_code", "fuse_layers", "enforce_eager", "enable_lora"):
             _boolean(name, getattr(self, name))
+        _positive("max_loras", self.max_loras)
+        _positive("max_lora_rank", self.max_lora_rank)
+        if self.max_cpu_loras is not None:
+            _positive("max_cpu_loras", self.max_cpu_loras, minimum=self.max_loras)
         if not isinstance(self.device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, got {self.device!r}")
         if self.seed is not None:

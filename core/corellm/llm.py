@@ -29,6 +29,7 @@ from corellm.frontend.chat_processor import AllowedSpecial
 from corellm.frontend.input_processor import ProcessedPrompt
 from corellm.frontend.preparation_pools import CallingThread
 from corellm.known_fields import refusing
+from corellm.lora_request import LoRARequest, keys_of_each, with_keys
 from corellm.outputs import RequestOutput
 from corellm.plugin.calls import CallOfExtension
 from corellm.progress import Progress
@@ -190,6 +191,7 @@ class LLM(Maintenance, NotPicklable):
         *,
         on_error: OnError = "raise",
         priority: Sequence[int] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts.
 
@@ -206,6 +208,8 @@ class LLM(Maintenance, NotPicklable):
                 `error` of that prompt's output.
             priority: one for each prompt, replacing the prompts' own; lower runs first, with
                 `LLM(..., scheduling_policy="priority")`.
+            lora_request: the LoRA adapter of all prompts, or a list of one or None for each; with
+                `LLM(..., enable_lora=True)`. In a prompt's dictionary it is a key of this name.
 
         Returns:
             One output per prompt, in their order.
@@ -215,8 +219,12 @@ class LLM(Maintenance, NotPicklable):
         """
         listed = split_prompts(prompts)
         priorities = priority_of_each(priority, len(listed))
+        keys = keys_of_each(lora_request, len(listed))
         process = self.engine.input_processor.process
-        prepare = [partial(process, prompt, priority=p) for prompt, p in zip(listed, priorities, strict=True)]
+        prepare = [
+            partial(process, prompt, priority=p, prompt_keys=k)
+            for prompt, p, k in zip(listed, priorities, keys, strict=True)
+        ]
         return self.run_prepared(prepare, self._params_of_each(sampling_params, len(prepare)), use_tqdm, on_error)
 
     @refusing()
@@ -238,6 +246,7 @@ class LLM(Maintenance, NotPicklable):
         allowed_special: AllowedSpecial = (),
         max_window_size: int | None = None,
         prompt_keys: Mapping[str, Any] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Complete conversations.
 
@@ -260,6 +269,7 @@ class LLM(Maintenance, NotPicklable):
             max_window_size: most tokens of a prompt, placeholders expanded. Of a longer conversation the oldest turns
                 are left out, whole and with their items; the system message and the last user turn are kept.
             prompt_keys: for every conversation, the keys that extensions read in prompts, with their values.
+            lora_request: see `generate`.
 
         Returns:
             One output per conversation.
@@ -280,9 +290,11 @@ class LLM(Maintenance, NotPicklable):
             priority=priority,
             allowed_special=allowed_special,
             max_window_size=max_window_size,
-            prompt_keys=prompt_keys,
         )
-        prepare = [partial(process, conversation) for conversation in conversations]
+        prepare = [
+            partial(process, conversation, prompt_keys=with_keys(prompt_keys, keys))
+            for conversation, keys in zip(conversations, keys_of_each(lora_request, len(conversations)), strict=True)
+        ]
         return self.run_prepared(prepare, self._params_of_each(sampling_params, len(prepare)), use_tqdm, on_error)
 
     def _params_of_each(

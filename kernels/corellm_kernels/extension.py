@@ -50,6 +50,14 @@ class Kernels:
         return merge_rows
 
     @hookimpl(trylast=True)
+    def register_low_rank(self, device: torch.device, dtype: torch.dtype) -> Callable[..., None] | None:
+        """Return products of low rank in C++; None where it does not run."""
+        from corellm_kernels.cpu.backend import CompiledAttention
+        from corellm_kernels.cpu.low_rank import DTYPES, add_low_rank
+
+        return add_low_rank if dtype in DTYPES and CompiledAttention.unsupported(device, dtype) is None else None
+
+    @hookimpl(trylast=True)
     def fuse_layers(
         self, model: nn.Module, device: torch.device, dtype: torch.dtype, quantization: str | None
     ) -> list[str] | None:

@@ -27,6 +27,7 @@ from corellm.frontend.input_processor import InputProcessor, ProcessedPrompt, wi
 from corellm.frontend.preparation_pools import PreparationPools
 from corellm.frontend.text_limit import CHEAP_CHARACTERS
 from corellm.known_fields import refusing
+from corellm.lora_request import LoRARequest, keys_of_each, with_keys
 from corellm.outputs import RequestOutput
 from corellm.plugin.calls import CallOfExtension
 from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
@@ -155,6 +156,7 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
         request_id: str | None = None,
         *,
         priority: int | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete a prompt; yields outputs as `SamplingParams.output_kind` says, by default after every token.
 
@@ -165,13 +167,15 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
             sampling_params: how to sample; None for `get_default_sampling_params()`.
             request_id: must not be in use; None for a generated one.
             priority: replaces the prompt's own; lower runs first, with `scheduling_policy="priority"`.
+            lora_request: the prompt's LoRA adapter, with `enable_lora=True`.
 
         Raises:
             RequestError: the request is wrong.
             RequestFailedError: it failed while it ran.
             EngineDeadError: the engine stopped.
         """
-        prepare = partial(self.engine.input_processor.process, prompt, priority=priority)
+        (keys,) = keys_of_each(lora_request, 1)
+        prepare = partial(self.engine.input_processor.process, prompt, priority=priority, prompt_keys=keys)
         takes_long = _takes_long(prompt)
         async with contextlib.aclosing(self._stream(prepare, takes_long, sampling_params, request_id)) as outputs:
             async for output in outputs:
@@ -183,9 +187,14 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
         messages: Any,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
         **chat_args: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete a conversation; `chat_args` as for `LLM.chat`. Otherwise like `generate`."""
+        (keys,) = keys_of_each(lora_request, 1)
+        if keys is not None:
+            chat_args["prompt_keys"] = with_keys(chat_args.get("prompt_keys"), keys)
         prepare = partial(self.engine.input_processor.process_chat, messages, **chat_args)
         # the caller's template may take seconds before it is stopped
         takes_long = bool(chat_args.get("chat_template")) or _conversation_takes_long(messages)

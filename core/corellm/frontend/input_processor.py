@@ -28,7 +28,7 @@ from corellm.frontend.bad_words import BadWords
 from corellm.frontend.chat_processor import ChatOptions, ChatProcessor, RenderedChat
 from corellm.frontend.conversation_limit import ConversationLimit, Messages, numbered_in, renumber
 from corellm.frontend.decoder_prompts import decoder_prompt_of
-from corellm.frontend.prompt_key import NO_KEYS, PromptKey
+from corellm.frontend.prompt_key import NO_KEYS, PromptKey, way_out
 from corellm.frontend.stated_spans import spans_of
 from corellm.frontend.text_limit import TextLimit
 from corellm.frontend.text_tokenizer import TextTokenizer
@@ -161,14 +161,18 @@ class InputProcessor:
 
     # --- prompts ----------------------------------------------------------------------------------------------------
 
-    def process(self, prompt: Any, *, priority: int | None = None) -> ProcessedPrompt:
+    def process(
+        self, prompt: Any, *, priority: int | None = None, prompt_keys: Mapping[str, Any] | None = None
+    ) -> ProcessedPrompt:
         """Prepare a prompt: text, token ids, `{"prompt": ...}` or `{"prompt_token_ids": ...}`, with media beside it.
 
         Args:
             prompt: as above; ids in a list, an array or a tensor. One that was prepared is returned as it is.
             priority: replaces the prompt's own, unless None.
+            prompt_keys: keys that extensions read, with their values; they replace the prompt's own.
 
         Raises:
+            InvalidParameterError: `prompt_keys` are wrong, or given for a prompt that is prepared.
             PromptError: malformed, empty, or with token ids the model does not know.
             MultiModalError: an item is wrong.
             ProcessingError: the adapter, or a library behind it, raised.
@@ -176,9 +180,12 @@ class InputProcessor:
         if isinstance(prompt, ProcessedPrompt):
             if unknown := sorted(prompt.extra.keys() - self._extensions_keys.keys()):
                 raise PromptError(f"the prompt was prepared with the key {unknown[0]!r}, which is unknown here")
+            if prompt_keys:
+                raise InvalidParameterError(f"{min(prompt_keys)}: the prompt is prepared; prepare it with this key")
             return prompt
+        keys = self._checked_keys(prompt_keys)
         with _preparing():
-            fields = self._fields(prompt)
+            fields = {**self._fields(prompt), **keys} if keys else self._fields(prompt)
             extra = {
                 name: key.read(fields[name])
                 for name, key in self._extensions_keys.items()
@@ -276,7 +283,7 @@ class InputProcessor:
         if prompt.keys() <= self.prompt_keys:
             return prompt
         unknown = min(map(str, prompt.keys() - self.prompt_keys))
-        raise PromptError(f"unknown prompt key {unknown!r}{suggestion(unknown, self.prompt_keys)}")
+        raise PromptError(f"unknown prompt key {unknown!r}{way_out(unknown, suggestion(unknown, self.prompt_keys))}")
 
     def _token_ids(self, fields: Mapping[str, Any]) -> list[int]:
         given = fields.get("prompt_token_ids")
@@ -390,7 +397,7 @@ class InputProcessor:
         raise limit.refusal(len(processed.token_ids))
 
     def _checked_keys(self, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """Return the keys of a conversation's prompt that extensions read.
+        """Return the keys that extensions read, after checking that each is read.
 
         Raises:
             InvalidParameterError: no dictionary, or a key that none reads.
@@ -399,9 +406,9 @@ class InputProcessor:
             raise InvalidParameterError(f"prompt_keys must be a dict, got {given!r:.100}", param="prompt_keys")
         for name in given or ():
             if name not in self._extensions_keys:
+                known = f" (those that are read: {', '.join(sorted(self._extensions_keys)) or 'none'})"
                 raise InvalidParameterError(
-                    f"prompt_keys: no installed extension reads {name!r:.100} for this model (those that are read: "
-                    f"{', '.join(sorted(self._extensions_keys)) or 'none'})",
+                    f"prompt_keys: no installed extension reads {name!r:.100} for this model{way_out(name, known)}",
                     param="prompt_keys",
                 )
         return given or {}

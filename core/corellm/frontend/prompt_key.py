@@ -39,6 +39,16 @@ class PromptKey(Protocol):
 
 
 NO_KEYS: Mapping[str, PromptKey] = MappingProxyType({})
+DISTRIBUTIONS = MappingProxyType({"lora_request": "lora"})
+"""Keys that corellm's own extensions read, and the last part of the name of each."""
+
+
+def way_out(key: str, otherwise: str) -> str:
+    """Return the end of a message on a key that is not read: how to install what reads it, if that is known."""
+    if key not in DISTRIBUTIONS:
+        return otherwise
+    name = DISTRIBUTIONS[key]
+    return f"; it comes with corellm-{name}; from a checkout: pip install ./extensions/{name}"
 
 
 def find_prompt_keys(context: ModelContext) -> Mapping[str, PromptKey]:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from corellm.config import EngineConfig
-from corellm.errors import CheckpointError, CorellmError, raised_at
+from corellm.errors import CheckpointError, ConfigError, CorellmError, raised_at
 from corellm.frontend.input_processor import InputProcessor
-from corellm.frontend.prompt_key import NO_KEYS, find_prompt_keys
+from corellm.frontend.prompt_key import NO_KEYS, PromptKey, find_prompt_keys, way_out
 from corellm.frontend.text_tokenizer import TextTokenizer
 from corellm.hookspecs import ModelContext
 from corellm.loading import checkpoint as checkpoints
@@ -19,6 +19,7 @@ from corellm.loading.config_overrides import override_config
 from corellm.loading.deferred_imports import import_deferring
 from corellm.loading.locating import LocatedModel
 from corellm.loading.model_use import ModelUse
+from corellm.lora_request import KEY as LORA_KEY
 from corellm.modelling.defaults import ModelDefaults
 from corellm.multimodal.defaults import ProcessingChecks, ProcessingDefaults
 from corellm.multimodal.encoder_decoder import EncoderDecoderDefaults
@@ -46,6 +47,8 @@ class OpenedModel:
     """What the model is run for."""
     parsers: Mapping[str, str]
     """Forms of its outputs that the adapter states: `tool_parser`, `reasoning_parser`."""
+    prompt_keys: Mapping[str, PromptKey]
+    """Keys of prompts that extensions read."""
 
 
 @contextmanager
@@ -93,6 +96,10 @@ def open_model(config: EngineConfig, located: LocatedModel) -> OpenedModel:
         mm_processor_kwargs=config.multimodal.mm_processor_kwargs,
         trust_remote_code=trusted,
     )
+    keys = find_prompt_keys(context) if located.use.takes_prompt_keys else NO_KEYS
+    if config.model.enable_lora and LORA_KEY not in keys:
+        reason = ": this model has no decoder" if not located.use.takes_prompt_keys else way_out(LORA_KEY, "")
+        raise ConfigError(f"enable_lora: adapters cannot be served{reason}")
     templates = TemplateRenderer()
     processing = ProcessingDefaults(context, config.multimodal, templates)
     merge_rows = first_result("register_merging", callable, device=context.device)
@@ -117,7 +124,7 @@ def open_model(config: EngineConfig, located: LocatedModel) -> OpenedModel:
     namespace = (str(path), config.model.revision or "", entry.distribution, entry.version)
     instance = manager.get_plugin(entry.distribution)
     stated = {name: value for name in sorted(WITHOUT_HOOK) if (value := attribute(instance, name)) is not None}
-    return OpenedModel(context, hooks, namespace, templates, located.use, stated)
+    return OpenedModel(context, hooks, namespace, templates, located.use, stated, keys)
 
 
 def longest_prompt(opened: OpenedModel, max_model_len: int) -> int:
@@ -172,5 +179,5 @@ def make_input_processor(
         remote_media=remote_media,
         constraints=constraints,
         parsers=opened.parsers,
-        extensions_keys=find_prompt_keys(opened.context) if opened.use.takes_prompt_keys else NO_KEYS,
+        extensions_keys=opened.prompt_keys,
     )

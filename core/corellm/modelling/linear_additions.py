@@ -41,6 +41,25 @@ class Addition(Protocol):
         ...
 
 
+class AddLowRank(Protocol):
+    """Adds to the outputs of one linear layer products of low rank: to each row that of its own factors."""
+
+    def __call__(
+        self, x: Tensor, output: Tensor, a: Tensor, b: Tensor, ranks: Tensor, slot_of_row: Tensor, /
+    ) -> None:
+        """Add in place, as an `Addition` does; what is in tensors is read at every replay of a captured step.
+
+        Args:
+            x: `[num_rows, in_features]`.
+            output: `[num_rows, out_features]`.
+            a: `[num_slots, most, in_features]`, `most` a multiple of 4; factors of a lower rank are padded with zeros.
+            b: `[num_slots, most, out_features]`, the second factors transposed.
+            ranks: `[num_slots]`, int64: of the factors in each slot; 0 for none.
+            slot_of_row: `[num_rows]`, int64.
+        """
+        ...
+
+
 class LinearSize(NamedTuple):
     """Widths of a linear layer."""
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from corellm.llm import LLM
     from corellm.loading.model_use import ModelUse
     from corellm.modelling.defaults import MergeRows
-    from corellm.modelling.linear_additions import LinearAdditions
+    from corellm.modelling.linear_additions import AddLowRank, LinearAdditions
     from corellm.sampling.constraint import MakeConstraint
     from corellm.sampling.device_sampling import Sample
     from corellm.sampling.processing import LogitsProcessing
@@ -134,6 +134,15 @@ def fuse_layers(
 
     Returns:
         What was replaced, for the log: `["32 x LlamaAttention"]`. None if nothing was.
+    """
+
+
+@_hookspec
+def register_low_rank(device: torch.device, dtype: torch.dtype) -> AddLowRank | None:
+    """Offer products of low rank that differ from row to row: a `corellm.modelling.linear_additions.AddLowRank`.
+
+    Extensions whose parts add such products to linear layers take the first offer, if there is one. None if it does not
+    run on this device, or not in this type.
     """
 
 

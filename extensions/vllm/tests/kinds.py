@@ -90,12 +90,12 @@ KINDS: dict[str, Kind] = {
     "structured_outputs": Kind("structured_outputs.py"),
     "beam_search": Kind("beam search"),
     "logits_processor": Kind("logits_processor.py"),
+    "multilora": Kind("multilora_inference.py"),
     # refused
     "score_template": Kind("using_template_offline.py", InvalidParameterError, "template="),
     "reset_kv": Kind("llm_engine_reset_kv.py", InvalidParameterError, "abort_request"),
     "pause_resume": Kind("pause_resume.py", AbsentMethodError, "pause_generation"),
-    "multilora": Kind("multilora_inference.py", ConfigError, "LoRA"),
-    "lora_of_a_model": Kind("audio_language.py --model-type phi4_mm", InvalidParameterError, "LoRA"),
+    "lora_of_a_model": Kind("audio_language.py --model-type phi4_mm", InvalidParameterError, "enable_lora=True"),
     "prompt_embeds": Kind("prompt_embed_inference.py", PromptError, "prompt_embeds"),
     "custom_logits_processor": Kind("logits_processor/custom.py", AbsentNameError, "logits_processors"),
     "data_parallel": Kind("data_parallel.py", ConfigError, "one device"),
@@ -153,6 +153,17 @@ def _llama(path: Path) -> None:
     tokenizer.save_pretrained(path)
 
 
+def _lora_of_demo(path: Path) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    numbers = np.random.default_rng(0)
+    a, b = (numbers.standard_normal(size, dtype=np.float32) for size in ((8, 128), (128, 8)))
+    layer = "base_model.model.model.language_model.layers.0.self_attn.q_proj"
+    save_file({f"{layer}.lora_A.weight": a, f"{layer}.lora_B.weight": b}, path / "adapter_model.safetensors")
+    (path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8, "lora_alpha": 16}', encoding="utf-8")
+
+
 def _reward(path: Path) -> None:
     from corellm_llava.tiny import make_tiny_checkpoint
     from extensions.pooling.tests.checkpoints import WIDTH, random_tensor, rewritten
@@ -168,6 +179,7 @@ CHECKPOINTS: dict[str, Callable[[Path], Any]] = {
     "tiny/encoder": _encoder("BertModel", type_vocab_size=2),
     "tiny/florence2": _florence2,
     "tiny/llama": _llama,
+    "tiny/lora-of-demo": _lora_of_demo,
     "tiny/reranker": _encoder("BertForSequenceClassification", type_vocab_size=2, num_labels=1),
     "tiny/reward": _reward,
     "tiny/token-classifier": _encoder("BertForTokenClassification", type_vocab_size=2, num_labels=3),

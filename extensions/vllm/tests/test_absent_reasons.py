@@ -47,7 +47,6 @@ MISSING: dict[str, set[str]] = {
     "nothing is compiled": {"compilation", "inductor"},
     "there are no FlashInfer kernels": {"flashinfer"},
     "there is no cascade attention": {"cascade"},
-    "LoRA adapters cannot": {"lora", "loras"},
     "outputs do not say which experts": {"routed"},
     "no metrics are logged": {"stats"},
     "requests are not logged": {"log_requests"},

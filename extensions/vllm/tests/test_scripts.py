@@ -14,7 +14,7 @@ from corellm.errors import AbsentNameError
 from extensions.vllm.tests.kinds import CHECKPOINTS, KINDS, SCRIPTS, prepare
 
 ALLOWED = {*sys.stdlib_module_names, "corellm_vllm", "torch"}
-FAST = ["basic", "llm_engine", "async_llm_streaming", "vision_language", "classify", "metrics"]
+FAST = ["basic", "llm_engine", "async_llm_streaming", "vision_language", "classify", "metrics", "multilora"]
 """Scripts that run in a second or two each; `make vllm-scripts` runs all."""
 
 
@@ -61,7 +61,7 @@ def test_a_script_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     runpy.run_path(str(SCRIPTS / f"{name}.py"), run_name="__main__")
 
 
-@pytest.mark.parametrize("name", ["multilora", "spec_decode", "lora_of_a_model", "torchrun", "disaggregated_prefill"])
+@pytest.mark.parametrize("name", ["spec_decode", "torchrun", "disaggregated_prefill"])
 def test_a_script_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By one typed line that says what to use instead, before a model is loaded."""
     monkeypatch.chdir(tmp_path)

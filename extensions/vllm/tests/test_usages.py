@@ -339,7 +339,7 @@ def test_arguments_of_a_command_line() -> None:
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
     parsed = parser.parse_args(["--model", "demo"])
     assert vars(parsed) == asdict(EngineArgs("demo")) == asdict(AsyncEngineArgs.from_cli_args(parsed))
-    given = ["--tensor_parallel_size=2", "--max-model-len", "64", "--enable-lora", "--kv-transfer-config", "{'a': 1}"]
+    given = ["--tensor_parallel_size=2", "--max-model-len", "64", "--enable-lora-bias", "--kv-transfer-config", "{'a': 1}"]
     wide = EngineArgs.from_cli_args(parser.parse_args(given))
     assert (wide.tensor_parallel_size, wide.max_model_len, wide.kv_transfer_config) == (2, 64, {"a": 1})  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="tensor_parallel_size=2"):
@@ -368,7 +368,7 @@ def test_arguments_are_copies() -> None:
         ("llm.llm_engine.add_request()", InvalidParameterError, "'request_id'"),
         ("llm.llm_engine.reset_prefix_cache(reset_running_requests=True)", InvalidParameterError, "abort_request"),
         ("llm.score('a', 'b', chat_template='x')", InvalidParameterError, "template="),
-        ("llm.embed('a', lora_request=1)", InvalidParameterError, "LoRA"),
+        ("llm.embed('a', lora_request=1)", InvalidParameterError, "in each prompt"),
         ("llm.embed('a')", InvalidParameterError, "convert='embed'"),
         ("ImageAsset()", InvalidParameterError, "'name'"),
         ("ImageAsset('../x')", InvalidParameterError, "'../x'"),
@@ -448,7 +448,7 @@ def test_the_core_sends_scripts_here() -> None:
     """An argument that it does not have is a typed error with the import to use; a typo gets the nearest name alone."""
     for call in (
         lambda: corellm.LLM("demo", tensor_parallel_size=1),
-        lambda: corellm.LLM.generate(None, "Hello", lora_request=None),  # type: ignore[call-arg, arg-type]
+        lambda: corellm.LLM.generate(None, "Hello", prompt_adapter_request=None),  # type: ignore[call-arg, arg-type]
     ):
         with pytest.raises((ConfigError, InvalidParameterError), match="from corellm_vllm import LLM"):
             call()

@@ -37,6 +37,26 @@ class PackArguments(Structure):
     _fields_ = [("weight", c_void_p), ("stride", c_int64), ("packed", c_void_p), ("n", c_int64), ("k", c_int64)]
 
 
+class LowRankArguments(Structure):
+    """Arguments of products of low rank, as `low_rank.h` has them."""
+
+    _fields_ = [
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("a", c_void_p),
+        ("b", c_void_p),
+        ("ranks", c_void_p),
+        ("slots", c_void_p),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("inner", c_void_p),
+        ("rows", c_int64),
+        ("inputs", c_int64),
+        ("outputs", c_int64),
+        ("most", c_int64),
+    ]
+
+
 class NormArguments(Structure):
     """Arguments of a norm, as `norms.h` has them."""
 
@@ -145,6 +165,7 @@ class SampleArguments(Structure):
 ARGUMENTS: dict[str, type[Structure]] = {
     "linear": LinearArguments,
     "pack": PackArguments,
+    "low_rank": LowRankArguments,
     "norm": NormArguments,
     "silu": ActivationArguments,
     "attention": AttentionArguments,

@@ -44,7 +44,7 @@ def make_app(service: Service) -> ASGIApp:
         router = routes(service)
         declared += router.routes
         app.include_router(router)
-    document.complete(app.openapi(), service.names, has_keys=bool(options.api_key))
+    document.complete(app.openapi(), [*service.names, *service.adapters], has_keys=bool(options.api_key))
     app.add_exception_handler(RequestValidationError, _refuse_body)
     app.add_exception_handler(Exception, _fail)
 

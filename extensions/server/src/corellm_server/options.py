@@ -34,6 +34,8 @@ class ServerOptions:
     served_model_name: Collection[str] = ()
     """Names by which clients ask for the model; none for the name it is loaded by, of a directory the last part of it.
     Clients that know the whole path may ask by it."""
+    lora_modules: Collection[str] = ()
+    """LoRA adapters that clients ask for as models, each `name=directory`; with `--enable-lora`."""
     root_path: str = ""
     """Path under which a reverse proxy serves this server, e.g. /llm."""
     ssl_certfile: str | None = None

@@ -12,13 +12,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from corellm.errors import MultiModalError, PromptTooLongError, RequestError
+from corellm.lora_request import LoRARequest
 from corellm.multimodal.chat.reading import Part, ReadMessages
 from corellm.pooling_params import PoolingParams
 from corellm.sampling_params import SamplingParams
 from corellm.serving import CHEAP_CHARACTERS, EngineClient, PreparationPools, ProcessedPrompt
+from corellm_server.adapters import keys_of
 from corellm_server.conversation import CheckedMessages, check_counts, check_messages
 from corellm_server.errors import ApiError
 from corellm_server.exchange import Exchange
@@ -43,10 +46,17 @@ class Preparation:
         client: the engine.
         config: what requests may hold and name.
         fetcher: fetches URLs; None for no URLs.
+        adapters: LoRA adapters by the names of models that requests give.
     """
 
-    def __init__(self, client: EngineClient, config: ServerConfig, fetcher: Fetcher | None) -> None:
-        self._client, self._config = client, config
+    def __init__(
+        self,
+        client: EngineClient,
+        config: ServerConfig,
+        fetcher: Fetcher | None,
+        adapters: Mapping[str, LoRARequest] = MappingProxyType({}),
+    ) -> None:
+        self._client, self._config, self._adapters = client, config, adapters
         self._sources = MediaSources(
             config.options.allowed_local_media_path, fetcher, takes_embeddings=config.options.enable_mm_embeds
         )
@@ -114,6 +124,7 @@ class Preparation:
                     "prompt_token_ids": tokens,
                     "multi_modal_data": {"audio": content},
                     "cache_salt": exchange.salt,
+                    **keys_of(self._adapters, exchange.body),
                 }
                 process = partial(processor.process, given)
                 return await self.in_pool(exchange, lambda: _located(checked, process), takes_long=True)
@@ -146,6 +157,8 @@ class Preparation:
 
     async def _checked(self, exchange: Exchange, checked: CheckedMessages, **options: Any) -> ProcessedPrompt:
         options["cache_salt"] = exchange.salt
+        if keys := keys_of(self._adapters, exchange.body):
+            options["prompt_keys"] = keys
         process = partial(self._client.input_processor.process_chat, checked.messages, **options)
         takes_long = bool(checked.sources) or checked.num_characters > CHEAP_CHARACTERS
         takes_long = takes_long or exchange.is_large or "chat_template" in options
@@ -168,7 +181,8 @@ class Preparation:
         if not isinstance(prompt, Mapping):
             prompt = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}
         length = sum(len(prompt.get(key) or ()) for key in ("prompt", "text_pair", "prompt_token_ids"))
-        fields = {**prompt, "cache_salt": exchange.salt, "priority": priority or 0}
+        keys = keys_of(self._adapters, exchange.body)
+        fields = {**prompt, "cache_salt": exchange.salt, "priority": priority or 0, **keys}
         process = partial(self._client.input_processor.process, fields)
         try:
             return await self.in_pool(exchange, process, takes_long=length > CHEAP_CHARACTERS)

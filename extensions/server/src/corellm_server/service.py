@@ -15,6 +15,7 @@ from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from corellm.pooling_params import PoolingParams
 from corellm.sampling_params import SamplingParams
 from corellm.serving import EngineClient, ProcessedPrompt
+from corellm_server.adapters import adapters_of
 from corellm_server.errors import ApiError
 from corellm_server.exchange import Exchange
 from corellm_server.intake import Intake
@@ -72,13 +73,17 @@ class Service:
         self.kept = KeptResponses(
             options, config.limits.max_body_bytes, self.intake, self.hold, self.metrics.kept_responses
         )
-        self.preparation = Preparation(client, config, fetcher)
+        taken = (*self.names, model)
+        self.adapters = adapters_of(options.lora_modules, taken, client.input_processor) if options.lora_modules else {}
+        """LoRA adapters by the names that clients ask for."""
+        self.preparation = Preparation(client, config, fetcher, self.adapters)
         self.forms = OutputForms(client.input_processor, options)
         self._fetcher = fetcher
         self.tracing = tracing
 
     def check_model(self, name: str | None, *tasks: str) -> str:
-        """The model's name, as the client gave it; None for any. The name that it was loaded by is taken, too.
+        """The model's name, or an adapter's, as the client gave it; None for any. The name that the model was loaded by
+        is taken, too.
 
         Args:
             name: of the request.
@@ -87,11 +92,11 @@ class Service:
         Raises:
             ApiError: 404, another model; 400, it has none of the tasks.
         """
-        if name is not None and name not in (*self.names, self._loaded_as):
+        if name is not None and name not in (*self.names, self._loaded_as, *self.adapters):
+            known = ", ".join((*self.names, *self.adapters))
             raise ApiError(
-                404, f"there is no model {name[:100]!r} here; there is {', '.join(self.names)}", param="model",
-                code="model_not_found",
-            )  # fmt: skip
+                404, f"there is no model {name[:100]!r} here; there is {known}", param="model", code="model_not_found"
+            )
         if tasks:
             check_tasks(self.client.tasks, tasks)
         return self.names[0] if name is None else name

@@ -5,6 +5,7 @@
 #include "activations.h"
 #include "attention.h"
 #include "linear.h"
+#include "low_rank.h"
 #include "norms.h"
 #include "sampling.h"
 
@@ -28,6 +29,8 @@ const Named NAMED[] = {
     {"linear_bfloat16", linear::run<bfloat16, bfloat16>, sizeof(LinearArgs)},
     {"linear_float32_int8", linear::run<float, int8_t>, sizeof(LinearArgs)},
     {"linear_bfloat16_int8", linear::run<bfloat16, int8_t>, sizeof(LinearArgs)},
+    {"low_rank_float32", low_rank::run<float>, sizeof(LowRankArgs)},
+    {"low_rank_bfloat16", low_rank::run<bfloat16>, sizeof(LowRankArgs)},
     {"pack_float32", packing::run<float>, sizeof(PackArgs)},
     {"pack_bfloat16", packing::run<bfloat16>, sizeof(PackArgs)},
     {"pack_int8", packing::run<int8_t>, sizeof(PackArgs)},

@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from corellm.known_fields import Absent
 
 _ONE_DEVICE = "a model runs on one device; start one server for each, behind a proxy"
-_NO_LORA = "LoRA adapters cannot be served yet; merge the adapter into the checkpoint (peft: merge_and_unload)"
 _TOOLS = "tools are taken where the form of calls is known: from the chat template, or by --tool-call-parser"
 _CORS = "use --cors-origins; headers and methods that the server takes are let in with them"
 _LOGS = "use --log-level; each request is logged in one line, without its content"
@@ -34,7 +33,7 @@ SERVER_FLAGS: dict[str, Absent] = {
     "chat_template_content_format": Absent(("auto",), "the format of contents is detected from the template"),
     "trust_request_chat_template": Absent((False,), "use --allow-request-templates"),
     "response_role": Absent(("assistant",), "the role of a completion is assistant"),
-    **dict.fromkeys(("lora_modules", "prompt_adapters"), Absent((), _NO_LORA)),
+    "prompt_adapters": Absent((), "prompts as weights cannot be served; LoRA adapters can (--lora-modules)"),
     "allowed_origins": Absent(([],), _CORS),
     **dict.fromkeys(("allowed_methods", "allowed_headers"), Absent((["*"],), _CORS)),
     "allow_credentials": Absent((False,), _CORS),

@@ -43,7 +43,7 @@ exit status:
   130 stopped by Ctrl-C, 143 by SIGTERM
 """
 _OPTIONS = (
-    "served_model_name", "allowed_local_media_path", "enable_mm_embeds", "allow_request_templates",
+    "served_model_name", "lora_modules", "allowed_local_media_path", "enable_mm_embeds", "allow_request_templates",
     "allowed_template_kwargs", "allowed_mm_processor_kwargs", "max_window_size", "score_template",
     "request_timeout",
 )  # fmt: skip

@@ -17,6 +17,8 @@ class ServedModel(Model):
     """OpenAI's model, with its length."""
 
     max_model_len: int
+    parent: str | None = None
+    """Of a LoRA adapter, the model that it is for."""
 
 
 class ModelList(BaseModel):
@@ -40,12 +42,13 @@ def model_routes(service: Service) -> APIRouter:
         return ServedModel(
             id=name, object="model", created=service.created, owned_by="corellm",
             max_model_len=service.client.max_model_len,
+            **({"parent": service.names[0]} if name in service.adapters else {}),
         )  # fmt: skip
 
     @router.get("/v1/models", response_model_exclude_unset=True)
     async def list_models() -> ModelList:
-        """All names of the model that is served."""
-        return ModelList(object="list", data=[described(name) for name in service.names])
+        """All names of the model that is served, and of its LoRA adapters."""
+        return ModelList(object="list", data=[described(name) for name in (*service.names, *service.adapters)])
 
     @router.get("/v1/models/{model:path}", response_model_exclude_unset=True, responses={404: ERRORS[404]})
     async def retrieve_model(model: str) -> ServedModel:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from corellm.known_fields import Absent
 
 ONE_DEVICE = "a model runs on one device; start one process per device and divide the prompts"
-NO_LORA = "LoRA adapters cannot be served yet; merge the adapter into the checkpoint (peft: merge_and_unload)"
+LORA_BY_REQUEST = "an adapter is read when a request names it (lora_request), and left when others need its place"
 NO_SLEEP = "leave the `with` block (or call close()), which frees the device, and load the model again"
 NO_TRACING = (
     "a server exports traces: corellm serve --otlp-traces-endpoint; here, use RequestOutput.metrics, get_metrics() or "
@@ -22,8 +22,7 @@ REASONING = "a server tells reasoning apart: corellm serve --reasoning-parser; h
 NO_CONNECTORS = "the KV cache is not shared between processes"
 
 REQUEST_ARGUMENTS: dict[str, Absent] = {
-    "lora_request": Absent((None,), NO_LORA),
-    "prompt_adapter_request": Absent((None,), NO_LORA),
+    "prompt_adapter_request": Absent((None,), "use LoRA adapters (lora_request)"),
     "guided_options_request": Absent((None,), "give structured_outputs to SamplingParams"),
     "prompt_token_ids": Absent((None,), "give the ids as prompts: generate([1, 2, 3]), generate([[1, 2], [3]])"),
     "tokenization_kwargs": Absent((None, {}), "tokenize yourself, and give the token ids as the prompt"),
@@ -34,6 +33,12 @@ REQUEST_ARGUMENTS: dict[str, Absent] = {
     "reasoning_ended": Absent((None,), REASONING),
 }
 """Arguments of `generate` and `chat`."""
+
+POOLING_ARGUMENTS: dict[str, Absent] = {
+    **REQUEST_ARGUMENTS,
+    "lora_request": Absent((None,), "give the LoRA adapter in each prompt: {'prompt': ..., 'lora_request': ...}"),
+}
+"""Arguments of `encode`, `embed` and the like."""
 
 PROMPT_KEYS: dict[str, Absent] = {
     "prompt_embeds": Absent((None,), "prompts are text or token ids; embeddings of items go into multi_modal_data"),
@@ -92,10 +97,10 @@ METHODS: dict[str, Absent] = {
     "request_counter": Absent((), "RequestOutput.request_id names a request"),
     "get_world_size": Absent((), ONE_DEVICE),
     "add_request": Absent((), "use engine.add_request (LLM) or generate (AsyncLLM)"),
-    "add_lora": Absent((), NO_LORA),
-    "remove_lora": Absent((), NO_LORA),
-    "list_loras": Absent((), NO_LORA),
-    "pin_lora": Absent((), NO_LORA),
+    "add_lora": Absent((), LORA_BY_REQUEST),
+    "remove_lora": Absent((), LORA_BY_REQUEST),
+    "list_loras": Absent((), LORA_BY_REQUEST),
+    "pin_lora": Absent((), LORA_BY_REQUEST),
     "dead_error": Absent((), "use dead, which is None while the engine serves"),
     "is_stopped": Absent((), "use errored"),
     "get_supported_tasks": Absent((), "use engine.use.tasks"),

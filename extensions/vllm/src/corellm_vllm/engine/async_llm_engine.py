@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from corellm.engine.async_llm import AsyncLLM as CoreAsyncLLM
 from corellm.errors import ConfigError
+from corellm.lora_request import LoRARequest
 from corellm.outputs import RequestOutput
 from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from corellm.pooling_params import PoolingParams as CorePoolingParams
 from corellm.sampling_params import SamplingParams
 from corellm_vllm.absent.exports import exports
-from corellm_vllm.absent.names import LOADING_ARGUMENTS, METHODS, REQUEST_ARGUMENTS
+from corellm_vllm.absent.names import LOADING_ARGUMENTS, METHODS, POOLING_ARGUMENTS, REQUEST_ARGUMENTS
 from corellm_vllm.absent.table import absent_attribute, takes
 from corellm_vllm.engine.arg_utils import EngineArgs, engine_arguments
 from corellm_vllm.pooling_params import PoolingParams
@@ -57,9 +58,12 @@ class AsyncLLM(CoreAsyncLLM):
         request_id: str | None = None,
         *,
         priority: int | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete a prompt, as `corellm.AsyncLLM.generate`."""
-        return super().generate(taken(prompt), sampling_params, request_id, priority=priority)
+        return super().generate(
+            taken(prompt), sampling_params, request_id, priority=priority, lora_request=lora_request
+        )
 
     @takes(REQUEST_ARGUMENTS)
     def chat(
@@ -72,7 +76,7 @@ class AsyncLLM(CoreAsyncLLM):
         """Complete a conversation, as `corellm.AsyncLLM.chat`."""
         return super().chat(messages, sampling_params, request_id, **chat_args)
 
-    @takes(REQUEST_ARGUMENTS)
+    @takes(POOLING_ARGUMENTS)
     def encode(
         self,
         prompt: Any,

@@ -10,6 +10,7 @@ from corellm.engine import maintenance
 from corellm.engine.llm_engine import LLMEngine as CoreLLMEngine
 from corellm.engine.metrics import Metric, read_metrics
 from corellm.errors import ConfigError
+from corellm.lora_request import LoRARequest, keys_of_each
 from corellm.outputs import RequestOutput
 from corellm_vllm.absent.exports import exports
 from corellm_vllm.absent.names import LOADING_ARGUMENTS, METHODS, REQUEST_ARGUMENTS, RESET_ARGUMENTS
@@ -43,12 +44,21 @@ class LLMEngine:
 
     @takes(REQUEST_ARGUMENTS)
     def add_request(
-        self, request_id: str, prompt: Any, params: Any = None, arrival_time: float | None = None, *, priority: int = 0
+        self,
+        request_id: str,
+        prompt: Any,
+        params: Any = None,
+        arrival_time: float | None = None,
+        lora_request: LoRARequest | None = None,
+        *,
+        priority: int = 0,
     ) -> None:
         """Queue a request; errors as of `corellm.LLMEngine.add_request`."""
         if isinstance(params, PoolingParams):
             params = params.of(next(iter(self.engine.tasks), "embed"))
-        processed = self.engine.input_processor.process(taken(prompt), priority=priority or None)
+        (keys,) = keys_of_each(lora_request, 1)
+        process = self.engine.input_processor.process
+        processed = process(taken(prompt), priority=priority or None, prompt_keys=keys)
         self.engine.add_request(request_id, processed, params, arrival_time=arrival_time)
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from corellm.errors import ConfigError
 from corellm.llm import LLM as CoreLLM
 from corellm.llm import OnError
+from corellm.lora_request import LoRARequest
 from corellm.outputs import RequestOutput
 from corellm.pooling_outputs import (
     ClassificationOutput,
@@ -19,7 +20,7 @@ from corellm.pooling_outputs import (
 from corellm.pooling_params import PoolingParams as CorePoolingParams
 from corellm.sampling_params import SamplingParams
 from corellm_vllm.absent.exports import exports
-from corellm_vllm.absent.names import METHODS, REQUEST_ARGUMENTS, SCORE_ARGUMENTS
+from corellm_vllm.absent.names import METHODS, POOLING_ARGUMENTS, REQUEST_ARGUMENTS, SCORE_ARGUMENTS
 from corellm_vllm.absent.table import absent_attribute, takes
 from corellm_vllm.beam_search import BeamSearchOutput, output_of
 from corellm_vllm.engine.arg_utils import EngineArgs, engine_arguments
@@ -74,10 +75,13 @@ class LLM(CoreLLM):
         *,
         on_error: OnError = "raise",
         priority: Sequence[int] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts, as `corellm.LLM.generate`."""
         given = each_taken(prompts)
-        return super().generate(given, sampling_params, use_tqdm, on_error=on_error, priority=priority)
+        return super().generate(
+            given, sampling_params, use_tqdm, on_error=on_error, priority=priority, lora_request=lora_request
+        )
 
     @takes(REQUEST_ARGUMENTS)
     def chat(
@@ -105,7 +109,7 @@ class LLM(CoreLLM):
 
     # --- models that pool -------------------------------------------------------------------------------------------
 
-    @takes(REQUEST_ARGUMENTS)
+    @takes(POOLING_ARGUMENTS)
     def encode(
         self,
         prompts: Any,
@@ -129,7 +133,7 @@ class LLM(CoreLLM):
             on_error=on_error,
         )
 
-    @takes(REQUEST_ARGUMENTS)
+    @takes(POOLING_ARGUMENTS)
     def embed(
         self,
         prompts: Any,
@@ -150,7 +154,7 @@ class LLM(CoreLLM):
             on_error=on_error,
         )
 
-    @takes(REQUEST_ARGUMENTS)
+    @takes(POOLING_ARGUMENTS)
     def classify(
         self,
         prompts: Any,
@@ -170,7 +174,7 @@ class LLM(CoreLLM):
             on_error=on_error,
         )
 
-    @takes(REQUEST_ARGUMENTS)
+    @takes(POOLING_ARGUMENTS)
     def reward(
         self,
         prompts: Any,
@@ -189,7 +193,7 @@ class LLM(CoreLLM):
             on_error=on_error,
         )
 
-    @takes({**REQUEST_ARGUMENTS, **SCORE_ARGUMENTS})
+    @takes({**POOLING_ARGUMENTS, **SCORE_ARGUMENTS})
     def score(
         self,
         data_1: Any,

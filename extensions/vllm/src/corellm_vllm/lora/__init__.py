@@ -1,5 +1,1 @@
-"""LoRA, which is refused."""
-
-from corellm_vllm.absent.exports import exports
-
-__getattr__ = exports(__name__)
+"""LoRA adapters of requests."""

@@ -1,0 +1,116 @@
+"""What an adapter's `adapter_config.json` states, as PEFT writes it; what cannot be done is refused.
+
+Knows the fields and what they mean for a layer; knows no weights and no model.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from corellm_lora.errors import refusal
+
+_WITHOUT_EFFECT = frozenset(
+    {
+        # of training
+        "lora_dropout", "inference_mode", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
+        "ensure_weight_tying", "qalora_group_size", "runtime_config",
+        # about which modules get an adapter, which the files show
+        "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
+        # about the base model and the library
+        "task_type", "base_model_name_or_path", "revision", "auto_mapping", "peft_version", "megatron_core",
+        "fan_in_fan_out",  # how the base model's weight lies
+    }
+)  # fmt: skip
+"""Fields that change no output of an adapter whose factors are in its file."""
+_READ = frozenset(
+    {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias", "init_lora_weights"}
+)
+_PLAIN_INITS = (None, True, False, "gaussian", "eva", "orthogonal")
+"""Ways of making the first factors that leave the base model's weights as they are."""
+_REASONS = {
+    "use_dora": "DoRA cannot be served; merge the adapter into the checkpoint (peft: merge_and_unload)",
+    "modules_to_save": "whole modules beside the factors cannot be served; merge the adapter into the checkpoint",
+    "trainable_token_indices": "embeddings of single tokens cannot be served; merge the adapter into the checkpoint",
+    "target_parameters": "parameters outside of linear layers cannot have adapters; merge the adapter",
+    "layer_replication": "layers of the base model cannot be replicated; save the model with its copies",
+}
+"""By field that would have an effect: why it is refused, and the way out."""
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """The fields that are heeded."""
+
+    r: int
+    lora_alpha: float
+    use_rslora: bool = False
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    """Ranks of modules whose name ends in what the key matches."""
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, stated: Mapping[str, Any], where: str) -> Self:
+        """Return what a file states.
+
+        Args:
+            stated: the file's object.
+            where: the adapter, for messages.
+
+        Raises:
+            InvalidParameterError: it asks for something that cannot be done, or is broken.
+        """
+        if (kind := stated.get("peft_type")) != "LORA":
+            raise refusal(where, f"peft_type is {kind!r:.60}; adapters of peft_type 'LORA' can be served")
+        for name, value in stated.items():
+            if value and name not in _WITHOUT_EFFECT and name not in _READ:
+                raise refusal(where, f"{name}={value!r:.60}: {_REASONS.get(name, 'this cannot be served')}")
+        if stated.get("bias", "none") != "none":
+            raise refusal(where, f"bias={stated['bias']!r:.60}: biases cannot be replaced; train with bias='none'")
+        if (init := stated.get("init_lora_weights")) not in _PLAIN_INITS:
+            raise refusal(
+                where,
+                f"init_lora_weights={init!r:.60} goes with changed weights of the base model; save the adapter "
+                "converted (peft: save_pretrained with path_initial_model_for_weight_conversion)",
+            )
+        ranks, alphas = (_pattern(stated, name, where) for name in ("rank_pattern", "alpha_pattern"))
+        r, alpha = stated.get("r"), stated.get("lora_alpha", 8)
+        for name, value in (("r", r), ("lora_alpha", alpha)):
+            _check_number(name, value, where)
+        return cls(int(r or 0), float(alpha), bool(stated.get("use_rslora")), ranks, alphas)
+
+    def rank_of(self, module: str) -> int:
+        """Return the rank of a module's factors."""
+        return int(_matched(self.rank_pattern, module, self.r))
+
+    def scale_of(self, module: str) -> float:
+        """Return what the product of a module's factors is multiplied by."""
+        rank = self.rank_of(module)
+        return _matched(self.alpha_pattern, module, self.lora_alpha) / (math.sqrt(rank) if self.use_rslora else rank)
+
+
+def _matched(pattern: Mapping[str, float], module: str, otherwise: float) -> float:
+    """Return the value of the first key that matches the end of a name, from a dot on or whole."""
+    found = (value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", module))
+    return next(found, otherwise)
+
+
+def _pattern(stated: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:
+    pattern = stated.get(name) or {}
+    if not isinstance(pattern, Mapping):
+        raise refusal(where, f"{name} must be an object, got {pattern!r:.60}")
+    for key, value in pattern.items():
+        _check_number(f"{name}[{key!r:.60}]", value, where)
+        try:
+            re.compile(key)
+        except re.error as error:
+            raise refusal(where, f"{name}: {key!r:.60} is no regular expression ({error})") from error
+    return pattern
+
+
+def _check_number(name: str, value: Any, where: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise refusal(where, f"{name} must be a number above 0, got {value!r:.60}")

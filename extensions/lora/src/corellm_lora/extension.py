@@ -1,0 +1,42 @@
+"""What corellm calls of this distribution. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from corellm.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from corellm.config import EngineConfig
+    from corellm.hookspecs import ModelContext
+    from corellm.modelling.linear_additions import LinearAdditions
+    from corellm_lora.adapters import Adapters
+    from corellm_lora.prompt_key import AdapterKey
+
+
+class LoRA:
+    """The key of prompts that names an adapter, and the part of steps that has the weights."""
+
+    @hookimpl
+    def offer_prompt_key(self, context: ModelContext) -> AdapterKey:
+        """Return the key `lora_request`."""
+        from corellm_lora.prompt_key import AdapterKey
+
+        return AdapterKey(context.findings)
+
+    @hookimpl
+    def offer_step_part(
+        self, linears: LinearAdditions, config: EngineConfig, context: ModelContext, max_num_seqs: int
+    ) -> Adapters | None:
+        """Return the part of a model that is loaded with `enable_lora`; None for others."""
+        if not config.model.enable_lora:
+            return None
+        from corellm_lora.adapters import Adapters
+        from corellm_lora.terms import Terms
+
+        model = config.model
+        terms = Terms(model.max_loras, model.max_lora_rank, {name: tuple(size) for name, size in linears.sizes.items()})
+        terms.note(context.findings)
+        return Adapters(
+            terms, linears, context.device, context.dtype, max_num_seqs, model.max_cpu_loras or model.max_loras
+        )

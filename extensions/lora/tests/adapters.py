@@ -1,0 +1,71 @@
+"""Adapters of tiny models with random factors, made by PEFT, and what PEFT generates with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+import transformers
+
+from corellm.lora_request import LoRARequest
+from corellm_testing.reference import Continuation, generate_one
+
+
+def save_adapter(path: Path, model: Any, seed: int, **config: Any) -> LoRARequest:
+    """Write an adapter with random factors into a directory; `config` are fields of PEFT's `LoraConfig`."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        wrapped = peft.get_peft_model(model, peft.LoraConfig(**{"init_lora_weights": False, "lora_alpha": 32, **config}))
+    wrapped.save_pretrained(path)
+    wrapped.unload()
+    return LoRARequest(path.name, seed + 1, str(path))
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A tiny checkpoint, adapters for it, and a model of transformers to compare with."""
+
+    path: Path
+    adapters: Mapping[str, LoRARequest]
+    reference: Any
+
+    @classmethod
+    def made(cls, folder: Path, path: Path, kind: Any, configs: Mapping[str, Mapping[str, Any]]) -> Adapted:
+        """Write adapters for a checkpoint, which `kind` of transformers loads."""
+        reference = kind.from_pretrained(path, dtype=torch.float32).eval()
+        adapters = {
+            name: save_adapter(folder / name, reference, seed, **config)
+            for seed, (name, config) in enumerate(configs.items())
+        }
+        return cls(path, adapters, reference)
+
+    def request(self, name: str | None) -> LoRARequest | None:
+        """An adapter as a request names it."""
+        return None if name is None else self.adapters[name]
+
+    def requests(self, names: Iterable[str | None]) -> list[LoRARequest | None]:
+        """The adapters of several prompts."""
+        return [self.request(name) for name in names]
+
+    def wanted(self, inputs: Sequence[tuple[Mapping[str, Any], str | None]], length: int) -> list[Continuation]:
+        """What PEFT's `generate` gives for inputs of transformers, each with its adapter."""
+        found: dict[int, Continuation] = {}
+        for name in dict.fromkeys(name for _, name in inputs):
+            model = self.reference
+            if name is not None:
+                model = peft.PeftModel.from_pretrained(self.reference, self.adapters[name].lora_path).eval()
+            for number, (given, own) in enumerate(inputs):
+                if own == name:
+                    found[number] = generate_one(model, given, length)
+            if name is not None:
+                model.unload()
+        return [found[number] for number in range(len(inputs))]
+
+
+def load(kind: str) -> Any:
+    """A class of transformers."""
+    return getattr(transformers, kind)

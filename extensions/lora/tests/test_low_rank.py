@@ -1,0 +1,116 @@
+"""Products of low rank: the kernel and its twin in torch compute the same, and each row's is its own bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from corellm_kernels.cpu import library
+from corellm_kernels.cpu.low_rank import add_low_rank as compiled
+from corellm_lora.low_rank import Slots, add_low_rank
+
+SHAPES = [(64, 96, 8), (37, 51, 4), (16, 600, 20), (1, 1, 4)]
+"""Inputs, outputs, the highest rank: multiples of vectors, none, several pieces, a single number."""
+RANKS = [0, 1, 3, 4, 8, 20]
+
+
+@pytest.fixture(params=["torch", "compiled"])
+def add(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """The product in torch, and that in C++."""
+    if request.param == "torch":
+        return add_low_rank
+    if library.unavailable() is not None:
+        pytest.skip(str(library.unavailable()))
+    return compiled
+
+
+def made(inputs: int, outputs: int, most: int, dtype: torch.dtype) -> tuple[Slots, list[tuple[Tensor, Tensor, float]]]:
+    """Slots with factors of several ranks, one of them filled twice; and the factors."""
+    generator = torch.Generator().manual_seed(inputs)
+    slots = Slots(len(RANKS), most, inputs, outputs, dtype, torch.device("cpu"))
+    factors = []
+    for slot, rank in enumerate(RANKS):
+        rank = min(rank, most)
+        a, b = (torch.randn(size, generator=generator).to(dtype) for size in ((rank, inputs), (outputs, rank)))
+        factors.append((a, b, 0.5 + slot))
+        if slot:
+            slots.fill(slot, torch.full((most, inputs), 7.0), torch.full((outputs, most), 7.0), 1.0)
+            slots.fill(slot, a, b, 0.5 + slot)
+    return slots, factors
+
+
+def call(add: Callable[..., None], slots: Slots, x: Tensor, output: Tensor, of_row: Tensor) -> Tensor:
+    """The output with what is added to it."""
+    result = output.clone()
+    add(x, result, slots.a, slots.b, slots.ranks, of_row)
+    return result
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_products(add: Callable[..., None], shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """Equal those of matrices in float64, for rows of all slots in any order; a row of slot 0 keeps its bits."""
+    slots, factors = made(*shape, dtype)
+    inputs, outputs, _ = shape
+    of_row = torch.tensor([0, 1, 1, 1, 1, 1, 2, 5, 5, 0, 3, 4, 4, 4, 0])
+    generator = torch.Generator().manual_seed(1)
+    x, output = (torch.randn(len(of_row), n, generator=generator).to(dtype) for n in (inputs, outputs))
+    result = call(add, slots, x, output, of_row)
+    for row, slot in enumerate(of_row.tolist()):
+        a, b, scale = factors[slot]
+        product = (b.float() * scale).to(dtype).double() @ (a.double() @ x[row].double())
+        want = output[row].double() + (product if slot else 0)
+        torch.testing.assert_close(
+            result[row].double(), want, **({"rtol": 1e-5, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 0.1})
+        )
+        assert result[row].equal(output[row]) == (slot == 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_rows_product_is_its_own(add: Callable[..., None], shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """Alone, among others, in another slot and with another number of threads, bit for bit."""
+    slots, _ = made(*shape, dtype)
+    inputs, outputs, _ = shape
+    generator = torch.Generator().manual_seed(2)
+    of_row = torch.randint(0, len(RANKS), (33,), generator=generator)
+    x, output = (torch.randn(33, n, generator=generator).to(dtype) for n in (inputs, outputs))
+    together = call(add, slots, x, output, of_row)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        for row in range(33):
+            alone = call(add, slots, x[row : row + 1], output[row : row + 1], of_row[row : row + 1])
+            assert alone[0].equal(together[row])
+    finally:
+        torch.set_num_threads(threads)
+    order = torch.tensor([0, *reversed(range(1, len(RANKS)))])
+    moved: Any = Slots(len(RANKS), shape[2], inputs, outputs, dtype, torch.device("cpu"))
+    moved.a, moved.b, moved.ranks = slots.a[order].contiguous(), slots.b[order].contiguous(), slots.ranks[order]
+    assert call(add, moved, x, output, order.argsort()[of_row]).equal(together)
+
+
+def test_rows_may_lie_apart(add: Callable[..., None]) -> None:
+    """Between those of joined layers, which are not touched."""
+    slots, _ = made(64, 96, 8, torch.float32)
+    of_row = torch.tensor([1, 0, 3])
+    x, joined = torch.randn(3, 80)[:, 8:72], torch.randn(3, 200)
+    before = joined.clone()
+    add(x, joined[:, 50:146], slots.a, slots.b, slots.ranks, of_row)
+    assert joined[:, 50:146].equal(call(add, slots, x.contiguous(), before[:, 50:146].contiguous(), of_row))
+    assert joined[:, :50].equal(before[:, :50])
+    assert joined[:, 146:].equal(before[:, 146:])
+
+
+def test_what_the_kernel_does_not_take() -> None:
+    """Is refused, where it would read other memory."""
+    slots, _ = made(64, 96, 8, torch.float32)
+    x, output, of_row = torch.randn(1, 64), torch.randn(1, 96), torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(TypeError, match="multiple of 4"):
+        compiled(x, output, slots.a[:, :6].contiguous(), slots.b, slots.ranks, of_row)
+    with pytest.raises(TypeError, match="one type"):
+        compiled(x.bfloat16(), output, slots.a, slots.b, slots.ranks, of_row)

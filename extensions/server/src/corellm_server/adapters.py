@@ -1,0 +1,43 @@
+"""LoRA adapters that a server serves under names of their own.
+
+Knows names and requests; what an adapter may be, `corellm-lora` knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from corellm.errors import ConfigError
+from corellm.lora_request import KEY, LoRARequest
+from corellm.serving import InputProcessor
+
+
+def adapters_of(given: Collection[str], taken: Collection[str], processor: InputProcessor) -> Mapping[str, LoRARequest]:
+    """Return the adapters of `--lora-modules`, by name, after checking that the model can have each.
+
+    Args:
+        given: `name=directory` each.
+        taken: names of the model.
+        processor: of the model's prompts.
+
+    Raises:
+        ConfigError: they cannot be read so, or a name is taken.
+        RequestError: one is none for this model.
+    """
+    adapters: dict[str, LoRARequest] = {}
+    for number, one in enumerate(given, 1):
+        name, equals, path = one.partition("=")
+        if not (name and equals and path):
+            raise ConfigError(f"lora_modules must be like name=directory, got {one!r:.200}")
+        if name in taken or name in adapters:
+            raise ConfigError(f"lora_modules: {name!r:.100} is the name of another model here; choose another one")
+        adapters[name] = LoRARequest(name, number, path)
+        processor.process({"prompt": "a", KEY: adapters[name]})
+    return adapters
+
+
+def keys_of(adapters: Mapping[str, LoRARequest], body: Mapping[str, Any]) -> Mapping[str, LoRARequest]:
+    """Return the keys that prompts of a request get, by the model that it names."""
+    name = body.get("model")
+    return {KEY: adapters[name]} if isinstance(name, str) and name in adapters else {}
