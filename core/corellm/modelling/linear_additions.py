@@ -44,9 +44,7 @@ class Addition(Protocol):
 class AddLowRank(Protocol):
     """Adds to the outputs of one linear layer products of low rank: to each row that of its own factors."""
 
-    def __call__(
-        self, x: Tensor, output: Tensor, a: Tensor, b: Tensor, ranks: Tensor, slot_of_row: Tensor, /
-    ) -> None:
+    def __call__(self, x: Tensor, output: Tensor, a: Tensor, b: Tensor, ranks: Tensor, slot_of_row: Tensor, /) -> None:
         """Add in place, as an `Addition` does; what is in tensors is read at every replay of a captured step.
 
         Args:

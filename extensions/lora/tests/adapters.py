@@ -19,7 +19,9 @@ def save_adapter(path: Path, model: Any, seed: int, **config: Any) -> LoRAReques
     """Write an adapter with random factors into a directory; `config` are fields of PEFT's `LoraConfig`."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        wrapped = peft.get_peft_model(model, peft.LoraConfig(**{"init_lora_weights": False, "lora_alpha": 32, **config}))
+        wrapped = peft.get_peft_model(
+            model, peft.LoraConfig(**{"init_lora_weights": False, "lora_alpha": 32, **config})
+        )
     wrapped.save_pretrained(path)
     wrapped.unload()
     return LoRARequest(path.name, seed + 1, str(path))

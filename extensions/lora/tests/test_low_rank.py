@@ -65,7 +65,9 @@ def test_products(add: Callable[..., None], shape: tuple[int, int, int], dtype: 
         product = (b.float() * scale).to(dtype).double() @ (a.double() @ x[row].double())
         want = output[row].double() + (product if slot else 0)
         torch.testing.assert_close(
-            result[row].double(), want, **({"rtol": 1e-5, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 0.1})
+            result[row].double(),
+            want,
+            **({"rtol": 1e-5, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 0.1}),
         )
         assert result[row].equal(output[row]) == (slot == 0)
 

@@ -339,7 +339,14 @@ def test_arguments_of_a_command_line() -> None:
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
     parsed = parser.parse_args(["--model", "demo"])
     assert vars(parsed) == asdict(EngineArgs("demo")) == asdict(AsyncEngineArgs.from_cli_args(parsed))
-    given = ["--tensor_parallel_size=2", "--max-model-len", "64", "--enable-lora-bias", "--kv-transfer-config", "{'a': 1}"]
+    given = [
+        "--tensor_parallel_size=2",
+        "--max-model-len",
+        "64",
+        "--enable-lora-bias",
+        "--kv-transfer-config",
+        "{'a': 1}",
+    ]
     wide = EngineArgs.from_cli_args(parser.parse_args(given))
     assert (wide.tensor_parallel_size, wide.max_model_len, wide.kv_transfer_config) == (2, 64, {"a": 1})  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="tensor_parallel_size=2"):

@@ -33,7 +33,7 @@ SERVER_FLAGS: dict[str, Absent] = {
     "chat_template_content_format": Absent(("auto",), "the format of contents is detected from the template"),
     "trust_request_chat_template": Absent((False,), "use --allow-request-templates"),
     "response_role": Absent(("assistant",), "the role of a completion is assistant"),
-    "prompt_adapters": Absent((), "prompts as weights cannot be served; LoRA adapters can (--lora-modules)"),
+    "prompt_adapters": Absent((), "use LoRA adapters: --lora-modules"),
     "allowed_origins": Absent(([],), _CORS),
     **dict.fromkeys(("allowed_methods", "allowed_headers"), Absent((["*"],), _CORS)),
     "allow_credentials": Absent((False,), _CORS),

@@ -197,7 +197,7 @@ ENGINE_ARGUMENTS: dict[str, Absent] = {
     ),
     "io_processor_plugin": Absent((None,), "write an extension plugin (corellm.extensions)"),
     # LoRA
-    "enable_lora_bias": Absent((None, False), "train adapters with bias='none'"),
+    "enable_lora_bias": Absent((None, False), "train adapters without biases"),
     "lora_dtype": Absent((None, "auto"), "adapters have the model's type"),
     "fully_sharded_loras": Absent((None, False), ONE_DEVICE),
     "default_mm_loras": Absent((None, {}), "name the adapter in each request (lora_request)"),

@@ -34,7 +34,7 @@ REQUEST_ARGUMENTS: dict[str, Absent] = {
 }
 """Arguments of `generate` and `chat`."""
 
-POOLING_ARGUMENTS: dict[str, Absent] = {
+POOLED_ARGUMENTS: dict[str, Absent] = {
     **REQUEST_ARGUMENTS,
     "lora_request": Absent((None,), "give the LoRA adapter in each prompt: {'prompt': ..., 'lora_request': ...}"),
 }

@@ -13,7 +13,7 @@ from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from corellm.pooling_params import PoolingParams as CorePoolingParams
 from corellm.sampling_params import SamplingParams
 from corellm_vllm.absent.exports import exports
-from corellm_vllm.absent.names import LOADING_ARGUMENTS, METHODS, POOLING_ARGUMENTS, REQUEST_ARGUMENTS
+from corellm_vllm.absent.names import LOADING_ARGUMENTS, METHODS, POOLED_ARGUMENTS, REQUEST_ARGUMENTS
 from corellm_vllm.absent.table import absent_attribute, takes
 from corellm_vllm.engine.arg_utils import EngineArgs, engine_arguments
 from corellm_vllm.pooling_params import PoolingParams
@@ -76,7 +76,7 @@ class AsyncLLM(CoreAsyncLLM):
         """Complete a conversation, as `corellm.AsyncLLM.chat`."""
         return super().chat(messages, sampling_params, request_id, **chat_args)
 
-    @takes(POOLING_ARGUMENTS)
+    @takes(POOLED_ARGUMENTS)
     def encode(
         self,
         prompt: Any,

@@ -20,7 +20,7 @@ from corellm.pooling_outputs import (
 from corellm.pooling_params import PoolingParams as CorePoolingParams
 from corellm.sampling_params import SamplingParams
 from corellm_vllm.absent.exports import exports
-from corellm_vllm.absent.names import METHODS, POOLING_ARGUMENTS, REQUEST_ARGUMENTS, SCORE_ARGUMENTS
+from corellm_vllm.absent.names import METHODS, POOLED_ARGUMENTS, REQUEST_ARGUMENTS, SCORE_ARGUMENTS
 from corellm_vllm.absent.table import absent_attribute, takes
 from corellm_vllm.beam_search import BeamSearchOutput, output_of
 from corellm_vllm.engine.arg_utils import EngineArgs, engine_arguments
@@ -109,7 +109,7 @@ class LLM(CoreLLM):
 
     # --- models that pool -------------------------------------------------------------------------------------------
 
-    @takes(POOLING_ARGUMENTS)
+    @takes(POOLED_ARGUMENTS)
     def encode(
         self,
         prompts: Any,
@@ -133,7 +133,7 @@ class LLM(CoreLLM):
             on_error=on_error,
         )
 
-    @takes(POOLING_ARGUMENTS)
+    @takes(POOLED_ARGUMENTS)
     def embed(
         self,
         prompts: Any,
@@ -154,7 +154,7 @@ class LLM(CoreLLM):
             on_error=on_error,
         )
 
-    @takes(POOLING_ARGUMENTS)
+    @takes(POOLED_ARGUMENTS)
     def classify(
         self,
         prompts: Any,
@@ -174,7 +174,7 @@ class LLM(CoreLLM):
             on_error=on_error,
         )
 
-    @takes(POOLING_ARGUMENTS)
+    @takes(POOLED_ARGUMENTS)
     def reward(
         self,
         prompts: Any,
@@ -193,7 +193,7 @@ class LLM(CoreLLM):
             on_error=on_error,
         )
 
-    @takes({**POOLING_ARGUMENTS, **SCORE_ARGUMENTS})
+    @takes({**POOLED_ARGUMENTS, **SCORE_ARGUMENTS})
     def score(
         self,
         data_1: Any,

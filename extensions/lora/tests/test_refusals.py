@@ -1,0 +1,209 @@
+"""What an adapter may not ask for is refused before its request runs, by the name of the module or field."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from corellm import LLM, LoRARequest, SamplingParams
+from corellm.errors import ConfigError, ContractError, InvalidParameterError, PromptError
+from corellm.plugin.extensions import load_extensions
+from corellm.text_models.tiny import make_tiny_checkpoint
+from extensions.lora.tests.adapters import save_adapter
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+LAYER = "base_model.model.model.layers.0.self_attn.q_proj"
+Change = Callable[[Path], None]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama."""
+    return make_tiny_checkpoint(tmp_path_factory.mktemp("llama"), intermediate_size=96)
+
+
+@pytest.fixture(scope="module")
+def reference(path: Path) -> Any:
+    """Its model of transformers."""
+    return transformers.LlamaForCausalLM.from_pretrained(path)
+
+
+@pytest.fixture(scope="module")
+def llm(path: Path) -> Iterator[LLM]:
+    """The model, for adapters of rank 8."""
+    with LLM(str(path), max_model_len=64, enable_lora=True, max_lora_rank=8) as loaded:
+        yield loaded
+
+
+@pytest.fixture
+def adapter(reference: Any, tmp_path: Path) -> LoRARequest:
+    """An adapter that can be served until a test changes its files."""
+    return save_adapter(tmp_path / "adapter", reference, 0, r=4, target_modules=["q_proj", "down_proj"])
+
+
+def stating(**fields: Any) -> Change:
+    """Write fields into the configuration."""
+
+    def change(folder: Path) -> None:
+        stated = json.loads((folder / CONFIG).read_text())
+        (folder / CONFIG).write_text(json.dumps({**stated, **fields}))
+
+    return change
+
+
+def with_tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Change:
+    """Change the tensors."""
+
+    def apply(folder: Path) -> None:
+        tensors = load_file(folder / WEIGHTS)
+        change(tensors)
+        save_file(tensors, folder / WEIGHTS)
+
+    return apply
+
+
+def renamed(old: str, new: str) -> Change:
+    """Call a module otherwise."""
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for key in [key for key in tensors if old in key]:
+            tensors[key.replace(old, new)] = tensors.pop(key)
+
+    return with_tensors(change)
+
+
+def with_one(name: str, *size: int) -> Change:
+    """Add or replace a tensor."""
+    return with_tensors(lambda tensors: tensors.update({name: torch.ones(size)}))
+
+
+REFUSED: dict[str, tuple[Change, str]] = {
+    "DoRA": (stating(use_dora=True), "use_dora=True: DoRA"),
+    "DoRA's vectors": (with_one(f"{LAYER}.lora_magnitude_vector", 64), r"layers\.0\.self_attn\.q_proj.*DoRA"),
+    "modules_to_save": (stating(modules_to_save=["lm_head"]), r"modules_to_save=\['lm_head'\]"),
+    "a whole weight": (with_one("base_model.model.lm_head.weight", 4, 64), "lm_head.weight: a whole weight"),
+    "tokens": (stating(trainable_token_indices=[1, 2]), "trainable_token_indices"),
+    "embeddings": (
+        with_one("base_model.model.model.embed_tokens.lora_embedding_A", 4, 400), "embed_tokens.*adapters of embeddings"
+    ),
+    "the head": (renamed("model.layers.0.self_attn.q_proj", "lm_head"), "lm_head is no linear layer"),
+    "a tower": (
+        renamed("model.layers.0.self_attn", "model.vision_tower.layers.0.self_attn"),
+        r"model\.vision_tower\.layers\.0\.self_attn\.q_proj is no linear layer .*there are down_proj, gate_proj",
+    ),
+    "an unknown layer": (renamed("layers.1.mlp.down_proj", "layers.7.mlp.down_proj"), r"layers\.7\.mlp\.down_proj is no"),
+    "another kind": (stating(peft_type="LOHA"), "peft_type is 'LOHA'"),
+    "a bias": (stating(bias="all"), "bias='all'"),
+    "a bias of lora_B": (with_one(f"{LAYER}.lora_B.bias", 64), "q_proj.lora_B.bias: a bias"),
+    "changed weights": (stating(init_lora_weights="pissa_niter_4"), "init_lora_weights='pissa_niter_4'"),
+    "an unknown field": (stating(new_way="x"), "new_way='x': this cannot be served"),
+    "copied layers": (stating(layer_replication=[[0, 2]]), "layer_replication"),
+    "parameters": (stating(target_parameters=["mlp.experts"]), "target_parameters"),
+    "a high rank": (stating(r=64), r"lora_A.weight is \[4, \d+\], and must be \[64, "),
+    "no rank": (stating(r=0), "r must be a number above 0"),
+    "alpha": (stating(lora_alpha="x"), "lora_alpha must be a number"),
+    "a pattern": (stating(rank_pattern={"(": 4}), "no regular expression"),
+    "a pattern's rank": (stating(alpha_pattern={"q_proj": None}), r"alpha_pattern\['q_proj'\]"),
+    "no object": (stating(rank_pattern=[4]), "rank_pattern must be an object"),
+    "another width": (with_one(f"{LAYER}.lora_A.weight", 4, 32), r"q_proj: lora_A.weight is \[4, 32\].*\[4, 64\]"),
+    "another output": (with_one(f"{LAYER}.lora_B.weight", 32, 4), r"q_proj: lora_B.weight is \[32, 4\].*\[64, 4\]"),
+    "half a product": (with_tensors(lambda t: t.pop(f"{LAYER}.lora_B.weight")), r"q_proj has no lora_B.weight"),
+    "nothing": (with_tensors(dict.clear), "holds no factors"),
+    "one layer twice": (
+        with_tensors(
+            lambda tensors: tensors.update(
+                {key.replace("base_model.model.model", "base_model.model.language_model"): tensor.clone()
+                 for key, tensor in tensors.items() if "q_proj" in key}
+            )
+        ),
+        "are the same layer",
+    ),
+    "8 bits": (
+        with_tensors(lambda t: t.update({f"{LAYER}.lora_A.weight": torch.ones(4, 64, dtype=torch.int8)})), "of type I8"
+    ),
+    "pickled weights": (lambda f: (f / WEIGHTS).rename(f / "adapter_model.bin") and None, "other formats run code"),
+    "no configuration": (lambda f: (f / CONFIG).unlink(), f"has no {CONFIG}"),
+    "no JSON": (lambda f: (f / CONFIG).write_text("{") and None, "is no JSON"),
+    "a list": (lambda f: (f / CONFIG).write_text("[]") and None, "must hold an object"),
+    "half a file": (lambda f: (f / WEIGHTS).write_bytes((f / WEIGHTS).read_bytes()[:99]) and None, "is broken"),
+}  # fmt: skip
+PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(llm: LLM, adapter: LoRARequest, name: str) -> None:
+    """The same adapter is served before it is changed, and afterwards others are."""
+    assert llm.generate("yes", PARAMS, use_tqdm=False, lora_request=adapter)
+    change, says = REFUSED[name]
+    change(Path(adapter.lora_path))
+    with pytest.raises(InvalidParameterError, match=f"'adapter': .*{says}") as caught:
+        llm.generate("yes", PARAMS, use_tqdm=False, lora_request=adapter)
+    assert caught.value.param == "lora_request"
+    assert llm.generate("yes", PARAMS, use_tqdm=False)
+
+
+def test_a_rank_above_the_highest(llm: LLM, reference: Any, tmp_path: Path) -> None:
+    adapter = save_adapter(
+        tmp_path / "adapter", reference, 0, r=8, target_modules=["q_proj", "o_proj"], rank_pattern={"o_proj": 9}
+    )
+    with pytest.raises(
+        InvalidParameterError, match=r"o_proj has rank 9, and this model takes up to 8; raise max_lora_"
+    ):
+        llm.generate("yes", PARAMS, use_tqdm=False, lora_request=adapter)
+
+
+def test_requests_that_are_none(llm: LLM, adapter: LoRARequest, tmp_path: Path) -> None:
+    for fields, says in (((1, 1, "x"), "lora_name"), (("a", 0, "x"), "lora_int_id"), (("a", 1, None), "lora_path")):
+        with pytest.raises(InvalidParameterError, match=says):
+            LoRARequest(*fields)  # type: ignore[arg-type]
+    for given, says in (("adapter", "must be a LoRARequest"), ([adapter], "1 entries for 2 prompts")):
+        with pytest.raises(InvalidParameterError, match=says):
+            llm.generate(["yes", "no"], PARAMS, use_tqdm=False, lora_request=given)  # type: ignore[arg-type]
+    with pytest.raises(InvalidParameterError, match="there is no directory"):
+        llm.generate("yes", PARAMS, use_tqdm=False, lora_request=LoRARequest("a", 1, str(tmp_path / "nothing")))
+    prepared = llm.engine.input_processor.process("yes")
+    with pytest.raises(InvalidParameterError, match="the prompt is prepared"):
+        llm.generate([prepared], PARAMS, use_tqdm=False, lora_request=adapter)
+
+
+def test_models_without_adapters(path: Path, adapter: LoRARequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loaded without, or in an environment without the extension; settings that cannot be."""
+    with LLM(str(path), max_model_len=64) as llm:
+        with pytest.raises(InvalidParameterError, match="load it with enable_lora=True"):
+            llm.generate("yes", PARAMS, use_tqdm=False, lora_request=adapter)
+        assert not [part for part in llm.engine.runner.parts if "lora" in type(part).__module__]
+    for wrong in ({"max_loras": 0}, {"max_lora_rank": "8"}, {"max_loras": 4, "max_cpu_loras": 3}, {"enable_lora": 1}):
+        with pytest.raises(ConfigError, match=list(wrong)[-1]):
+            LLM(str(path), **{"enable_lora": True, **wrong})
+    manager = load_extensions()
+    extension = next(found for name, found in manager.list_name_plugin() if "lora" in name)
+    manager.unregister(extension)
+    try:
+        with pytest.raises(ConfigError, match=r"pip install \./extensions/lora"):
+            LLM(str(path), enable_lora=True)
+        with LLM(str(path), max_model_len=64) as llm:
+            with pytest.raises(InvalidParameterError, match=r"pip install \./extensions/lora"):
+                llm.generate("yes", PARAMS, use_tqdm=False, lora_request=adapter)
+            with pytest.raises(PromptError, match=r"pip install \./extensions/lora"):
+                llm.generate({"prompt": "yes", "lora_request": adapter}, PARAMS, use_tqdm=False)
+    finally:
+        manager.register(extension, name="corellm-lora")
+
+
+def test_models_that_cannot_have_adapters(tmp_path: Path) -> None:
+    """A decoder's layers that run on the states of an encoder, and encoder-only models."""
+    from corellm_florence2.tiny import make_tiny_checkpoint as make_florence2
+    from extensions.pooling.tests.text_encoders.checkpoints import make_tiny_encoder
+
+    with pytest.raises(ContractError, match="an extension adds to the outputs of .*leave this layer out"):
+        LLM(str(make_florence2(tmp_path / "florence2")), enable_lora=True)
+    make_tiny_encoder(tmp_path / "encoder", "BertModel", type_vocab_size=2)
+    with pytest.raises(ConfigError, match="this model has no decoder"):
+        LLM(str(tmp_path / "encoder"), enable_lora=True)
