@@ -291,6 +291,38 @@ def check_decoding(work: Path, wheels: Wheels) -> None:
     print("corellm-decoding: beams, a processor, and is missed where it is not", flush=True)
 
 
+LORA = """
+import json
+import numpy as np
+from pathlib import Path
+from safetensors.numpy import save_file
+from corellm import LLM, LoRARequest, SamplingParams
+
+Path("adapter").mkdir(exist_ok=True)
+layer = "base_model.model.model.language_model.layers.0.self_attn.q_proj"
+factors = {"A": (4, 128), "B": (128, 4)}
+save_file(
+    {f"{layer}.lora_{name}.weight": np.ones(size, dtype=np.float32) for name, size in factors.items()},
+    "adapter/adapter_model.safetensors",
+)
+Path("adapter/adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8}))
+llm = LLM("demo", enable_lora=True)
+params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+outputs = llm.generate(["A", "A"], params, lora_request=[LoRARequest("adapter", 1, "adapter"), None])
+print("differ:", outputs[0].outputs[0].token_ids != outputs[1].outputs[0].token_ids)
+"""
+
+
+def check_lora(work: Path, wheels: Wheels) -> None:
+    """Check adapters with the core and one plugin: one changes an output; what is missing without the extension."""
+    environment = installed(work / "lora", ["corellm-lora", "corellm-llava"], wheels)
+    expect("corellm-lora", environment.corellm("plugins"))
+    expect("differ: True", environment.python("-c", LORA))
+    environment.pip("uninstall", "--yes", "corellm-lora")
+    expect("pip install ./extensions/lora", environment.python("-c", LORA, status=1))
+    print("corellm-lora: an adapter, and is missed where it is not", flush=True)
+
+
 def check_testing(work: Path, wheels: Wheels) -> None:
     """Check the tools of authors with the core alone: they start; the contract of a plugin is checked with each."""
     environment = installed(work / "testing", ["corellm-testing"], wheels)
@@ -327,8 +359,9 @@ def check_vllm(work: Path, wheels: Wheels) -> None:
 
 EXTENSIONS = {
     "corellm-server": check_server,
-    "corellm-pooling": check_pooling,
     "corellm-decoding": check_decoding,
+    "corellm-lora": check_lora,
+    "corellm-pooling": check_pooling,
     "corellm-speculative": check_speculative,
     "corellm-structured": check_structured,
     "corellm-testing": check_testing,

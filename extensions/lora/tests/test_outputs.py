@@ -1,4 +1,4 @@
-"""Requests with adapters give the tokens that PEFT generates, in any batch, and the same bits alone and among others."""
+"""Requests with adapters give the tokens that PEFT generates, in any batch, and the same bits alone and with others."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import transformers
+
 from corellm import LLM, LoRARequest, SamplingParams
 from corellm.errors import RequestFailedError
 from corellm.text_models.tiny import make_tiny_checkpoint
@@ -116,7 +117,7 @@ def test_adapters_choose_tokens(wanted: list[Continuation]) -> None:
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_tokens_equal_pefts(llama: Adapted, wanted: list[Continuation], kernels: str, name: str) -> None:
-    """Adapters of ranks 1 to 16 and none in one batch: in chunks, cached, preempted, waiting, captured, fused or not."""
+    """Adapters of ranks 1 to 16 and none in one batch: chunked, cached, preempted, waiting, captured, fused or not."""
     options = ENGINES[name]
     with engine(llama, **options) as llm:
         assert (llm.engine.runner.graphs is not None) == (kernels == "compiled" and "enforce_eager" not in options)

@@ -123,7 +123,7 @@ def _shapes(name: str, file: Path) -> Mapping[str, list[int]]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(file, "pt") as opened:  # type: ignore[no-untyped-call]
+        with safe_open(file, "pt") as opened:
             found = {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118  # it is no mapping
             for key, tensor in found.items():
                 if tensor.get_dtype() not in ("F32", "F16", "BF16"):
@@ -161,7 +161,7 @@ def _places(
 
 
 def _check_shapes(
-    name: str, module: str, shapes: Mapping[str, list[int]], config: AdapterConfig, size: tuple[int, ...]
+    name: str, module: str, shapes: Mapping[str, list[int]], config: AdapterConfig, size: tuple[int, int]
 ) -> None:
     rank, (inputs, outputs) = config.rank_of(module), size
     for factor, want in (("A", [rank, inputs]), ("B", [outputs, rank])):
@@ -170,7 +170,7 @@ def _check_shapes(
         if list(shapes[factor]) != want:
             raise refusal(
                 name,
-                f"{module}: lora_{factor}.weight is {list(shapes[factor])}, and must be {want}, by the rank in {CONFIG} "
+                f"{module}: lora_{factor}.weight is {list(shapes[factor])}, and must be {want} by the rank in {CONFIG} "
                 f"and this model's layer of {inputs} inputs and {outputs} outputs; is it an adapter of another model?",
             )
 

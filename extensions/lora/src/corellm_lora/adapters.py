@@ -55,7 +55,8 @@ class Adapters(StepPart):
         self._terms, self._most_kept = terms, most_kept
         num_slots = terms.max_loras + 1
         self._slots = {
-            name: Slots(num_slots, terms.max_rank, *size, dtype, device) for name, size in terms.layers.items()
+            name: Slots(num_slots, terms.max_rank, inputs, outputs, dtype, device)
+            for name, (inputs, outputs) in terms.layers.items()
         }
         self._captured = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         """The slot of each row, for captured steps."""

@@ -35,7 +35,7 @@ class LoRA:
         from corellm_lora.terms import Terms
 
         model = config.model
-        terms = Terms(model.max_loras, model.max_lora_rank, {name: tuple(size) for name, size in linears.sizes.items()})
+        terms = Terms(model.max_loras, model.max_lora_rank, dict(linears.sizes))
         terms.note(context.findings)
         return Adapters(
             terms, linears, context.device, context.dtype, max_num_seqs, model.max_cpu_loras or model.max_loras

@@ -22,7 +22,7 @@ class Terms:
     max_loras: int
     """Most adapters in a step."""
     max_rank: int
-    layers: Mapping[str, tuple[int, ...]]
+    layers: Mapping[str, tuple[int, int]]
     """Inputs and outputs of the decoder's linear layers, by name."""
 
     def note(self, findings: MutableMapping[str, Any]) -> None:
@@ -35,7 +35,9 @@ class Terms:
         """Return what was written; None for a model that takes no adapters."""
         if (found := findings.get(_KEY)) is None:
             return None
-        return cls(found["max_loras"], found["max_rank"], {n: tuple(size) for n, size in found["layers"].items()})
+        return cls(
+            found["max_loras"], found["max_rank"], {name: (size[0], size[1]) for name, size in found["layers"].items()}
+        )
 
     def layer(self, module: str) -> str | None:
         """Return the layer that an adapter calls so; None if there is none.
