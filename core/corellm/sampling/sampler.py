@@ -192,7 +192,7 @@ def _failure(state: SamplingState, peak: float) -> CorellmError:
             f"{where}: the model's logits hold NaN or infinity; another dtype (bfloat16 or float32) may help, or the "
             "checkpoint is broken"
         )
-    candidates = ("allowed_token_ids", "constraint", "bad_words", "min_tokens", "logit_bias")
+    candidates = ("allowed_token_ids", "constraint", "bad_words", "min_tokens", "logit_bias", "logits_processors")
     asked = [name for name in candidates if getattr(state.params, name)]
     return InvalidParameterError(
         f"{where}: {', '.join(asked) or 'the sampling parameters'} leave no token that may be generated; loosen them",
