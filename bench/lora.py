@@ -69,12 +69,14 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = make_tiny_checkpoint(Path(folder) / "model", hidden_size=args.hidden, num_layers=args.layers)
-        made = [make_adapter(Path(folder) / str(n), path, args.rank, n) for n in range(args.adapters)]
+        made: list[LoRARequest | None] = [
+            make_adapter(Path(folder) / str(n), path, args.rank, n) for n in range(args.adapters)
+        ]
         options = {"dtype": args.dtype, "max_num_seqs": args.batch, "max_model_len": args.tokens + 16}
         lora = {"enable_lora": True, "max_loras": args.adapters, "max_lora_rank": args.rank}
         with LLM(path, **options) as plain, LLM(path, **options, **lora) as llm:
             mixtures: dict[str, tuple[LLM, list[LoRARequest | None]]] = {
-                "off": (plain, [None]), "none": (llm, [None]), "one": (llm, made[:1]), f"{len(made)}": (llm, [*made]),
+                "off": (plain, [None]), "none": (llm, [None]), "one": (llm, made[:1]), f"{len(made)}": (llm, made),
             }  # fmt: skip
             times: dict[str, list[float]] = {name: [] for name in mixtures}
             for _ in range(args.rounds):  # in turns: the machine may be busier at times

@@ -144,7 +144,7 @@ class Service:
         begun, thinks, budget = body.is_begun, body.thinks, body.thinking_budget
         form = form.after(prompt.text, params, is_begun=begun, thinks=thinks, budget=budget)
         params = form.params(params)
-        with form_errors(body):
+        with form_errors(exchange.form_field):
             self.preparation.check_fit(prompt, params, is_capped=is_capped, where=body.FIELD)
         return prompt, params, form
 
