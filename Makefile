@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 MINUTES ?= 20
+SEED ?= 0
 # two threads that spin on one core slow each other down a thousandfold
 export OMP_WAIT_POLICY ?= PASSIVE
 # else every process of a run compiles the sources again
@@ -16,7 +17,7 @@ PARALLEL := -n $(PROCESSES) --dist loadscope --no-loadscope-reorder
 PIP = $(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --disable-pip-version-check
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train kernels test parity-torch parity-oldest kernels-test browser-test fuzz promises soak clients mutants mutants-touched changes docs docs-serve lint bench gpu-bench peers bench-peers families transformers-versions vllm-scripts wheels-test wheels-test-full check clean
+.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train kernels test parity-torch parity-oldest kernels-test browser-test fuzz forms promises soak clients mutants mutants-touched changes docs docs-serve lint bench gpu-bench peers bench-peers families transformers-versions vllm-scripts wheels-test wheels-test-full check clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## */\t/' | expand -t 20
@@ -73,13 +74,19 @@ browser-test: setup ## what `corellm inspect --html` writes, in headless Chromiu
 fuzz: setup      ## thousands of damaged files and generated requests, sent to running servers (half an hour)
 	$(BIN)/python -m pytest -m full extensions/server/tests/test_media_fuzz.py extensions/server/tests/test_openapi.py
 
+forms: setup     ## outputs of forms and calls of tools: 1,000 sampled, 2,000 random forms, 2,000 damaged calls, of SEED; writes docs/run/json-schema.md
+	$(BIN)/python -m extensions.structured.tests.proof.suite
+	$(BIN)/python -m extensions.structured.tests.proof.outputs --seed $(SEED)
+	$(BIN)/python -m extensions.structured.tests.proof.calls --seed $(SEED)
+	$(BIN)/python -m extensions.structured.tests.proof.hostile --seed $(SEED)
+
 promises: setup  ## what is promised of faults, bad input, time and memory, at full scale; needs Linux and a machine that does nothing else
 	$(BIN)/python -m pytest -m full
 
 soak: setup      ## mixed, broken and hostile load on a server for MINUTES, drawn in soak.png
 	$(BIN)/python -m bench.soak --minutes $(MINUTES)
 
-clients: setup   ## client libraries, their newest versions, talk to a server in three turns each; ARGS="LangChain litellm" for some
+clients: setup   ## client libraries, their newest versions, talk to a server in three turns each, have outputs of types and call tools; ARGS="LangChain litellm" for some
 	$(BIN)/python -m tests.clients $(ARGS)
 
 mutants: setup   ## every broken adapter is caught by its rule; then which rule of the whole contract catches it first (two hours)

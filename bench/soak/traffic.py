@@ -1,4 +1,7 @@
-"""Random requests of all kinds: plain, with media, broken, hostile, left by their clients. Knows no results."""
+"""Random requests of all kinds: plain, with media, forms and tools, broken, hostile, left by their clients.
+
+Knows no results.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from extensions.server.tests.conftest import MODEL, chat, data_url, user
 from tests.media import test_audio, test_image, videos
 from tests.media.test_image_cost import jpeg_of_scans
 
-CHAT, COMPLETE, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
+CHAT, COMPLETE, TOKENIZE, MESSAGES = "/v1/chat/completions", "/v1/completions", "/tokenize", "/v1/messages"
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,50 @@ def with_audio(rng: Random) -> Planned:
     return Planned("audio", CHAT, encoded(_chat(rng, part, words(rng))), expected=("completed", "refused"))
 
 
+def with_form(rng: Random) -> Planned:
+    """An output of a given form, new or seen before."""
+    sides = {"type": "integer", "minimum": 0, "maximum": rng.randint(0, 99)}
+    schema = {"type": "object", "properties": {"sides": sides}, "required": ["sides"], "additionalProperties": False}
+    form: dict[str, Any] = rng.choice([
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "shape", "schema": schema}}},
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"regex": f"[a-c]{{1,{rng.randint(1, 30)}}}"}},
+        {"structured_outputs": {"choice": words(rng).split()}}, {"guided_grammar": 'root ::= "(" root ")" | [0-9]'},
+    ])  # fmt: skip
+    return Planned("forms", CHAT, encoded({**_chat(rng, words(rng)), **form, "stream": rng.random() < 0.5}))
+
+
+def with_tools(rng: Random) -> Planned:
+    """A call that is demanded, in OpenAI's API or Anthropic's, perhaps after one whose result is an image."""
+    schema = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
+    messages = user(words(rng))
+    if rng.random() < 0.3:
+        tools = [{"name": "paint", "input_schema": schema}]
+        asked = {**_chat(rng), "messages": messages, "tools": tools, "tool_choice": {"type": "any"}}
+        return Planned("tools", MESSAGES, encoded(asked))
+    if rng.random() < 0.5:
+        call = {"id": "call00001", "type": "function", "function": {"name": "paint", "arguments": '{"colour": "red"}'}}
+        result = {"role": "tool", "tool_call_id": "call00001", "content": [image(rng)]}
+        messages += [{"role": "assistant", "tool_calls": [call]}, result]
+    tools = [{"type": "function", "function": {"name": "paint", "parameters": schema}}]
+    choice = {"tool_choice": "required", "stream": rng.random() < 0.5}
+    asked = {**_chat(rng), "messages": messages, "tools": tools, **choice}
+    return Planned("tools", CHAT, encoded(asked))
+
+
+def bad_form(rng: Random) -> Planned:
+    """A form that cannot be held to, now and then one that explodes."""
+    form: dict[str, Any] = rng.choice([
+        {"json": {"not": {"maximum": rng.random()}}}, {"json": {"$ref": "https://example.org"}}, {"regex": "(?=a)b"},
+        {"regex": "(" * rng.randint(1, 500)}, {"grammar": "start: absent"}, {"choice": []},
+        {"json": {"type": "strin"}}, {"json": {"type": "array", "uniqueItems": True}, "regex": "a"},
+    ])  # fmt: skip
+    if rng.random() < 0.02:
+        form = {"json": {"type": "integer", "multipleOf": 900_001 + rng.randint(0, 99_999)}}
+    asked = {**_chat(rng, "x"), "structured_outputs": form, "stream": rng.random() < 0.5}
+    return Planned("bad forms", CHAT, encoded(asked), expected=("refused",))
+
+
 def bad(rng: Random) -> Planned:
     path, body = rng.choice([
         (CHAT, b"{"), (CHAT, b"[" * 5000), (COMPLETE, b"null"), (CHAT, b'{"temperature": NaN}'), ("/v1/nothing", b"{}"),
@@ -122,7 +169,7 @@ def slow(rng: Random) -> Planned:
 
 KINDS: dict[Callable[[Random], Planned], int] = {
     text: 6, stream: 6, completion: 4, tokens: 2, with_image: 6, with_video: 2, with_audio: 1, bad: 6, hostile: 6,
-    aborted: 4, disconnected: 6, slow: 1,
+    aborted: 4, disconnected: 6, slow: 1, with_form: 6, with_tools: 4, bad_form: 3,
 }  # fmt: skip
 """Every kind, and how often it comes."""
 
