@@ -13,8 +13,6 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from extensions.server.tests.test_tools import loaded as loaded  # a fixture
-from extensions.server.tests.test_tools_in_responses import FLAT
 from openai.types.responses import Response
 
 from corellm import AsyncLLM
@@ -24,6 +22,8 @@ from extensions.server.tests.conftest import MODEL, Running, data_url, in_engine
 from extensions.server.tests.scripted import ScriptedLLM
 from extensions.server.tests.test_promises import assert_serves, error_of
 from extensions.server.tests.test_responses import EVENT, ON, PATH, ask, events_of, image
+from extensions.server.tests.tools.conftest import loaded as loaded  # a fixture
+from extensions.server.tests.tools.test_tools_in_responses import FLAT
 from tests.fixtures import wait_until
 
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Bari"}}</tool_call>'

@@ -61,7 +61,7 @@ def test_a_script_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     runpy.run_path(str(SCRIPTS / f"{name}.py"), run_name="__main__")
 
 
-@pytest.mark.parametrize("name", ["spec_decode", "torchrun", "disaggregated_prefill"])
+@pytest.mark.parametrize("name", ["spec_decode_of_a_model", "torchrun", "disaggregated_prefill"])
 def test_a_script_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By one typed line that says what to use instead, before a model is loaded."""
     monkeypatch.chdir(tmp_path)
