@@ -13,6 +13,8 @@ from corellm.structured_outputs import StructuredOutputsParams
 from corellm_structured import checking
 from corellm_structured.checking import Checker
 
+TAG = {"type": "tag", "begin": "<a>", "content": {"type": "json_schema", "json_schema": {}}, "end": ""}
+TEXT_WITH_TAGS = {"type": "text_with_tags", "tags": [TAG], "trigger": "<a>"}
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"json": {"not": {"type": "string"}}}, '"not"'),
     ({"json": {"if": {"const": 1}, "then": {}}}, '"if"'),
@@ -44,6 +46,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"structural_tag": {"structures": [], "triggers": []}}, "must be lists that are not empty"),
     ({"structural_tag": {"other": {}}}, "unknown key 'other'"),
     ({"structural_tag": {"format": {}}}, "a format is like"),
+    ({"structural_tag": {"format": {"type": ["or"], "elements": []}}}, "a format is like"),
+    ({"structural_tag": {"format": {"type": "or", "elements": []}}}, "elements must be a list"),
+    ({"structural_tag": {"format": {"type": "or", "elements": [3]}}}, "a format is like"),
+    ({"structural_tag": {"format": {"type": "any_text", "excludes": [], "not_begun": [""]}}}, "not_begun must be"),
+    ({"structural_tag": {"format": {"type": "json_schema", "json_schema": {"not": {}}}}}, "'not'"),
+    ({"structural_tag": {"format": {**TEXT_WITH_TAGS, "trigger": ""}}}, "trigger must be a string"),
+    ({"structural_tag": {"format": {**TEXT_WITH_TAGS, "trigger": "<b>"}}}, "'<b>' is not the start of '<a>'"),
+    ({"structural_tag": {"format": {**TEXT_WITH_TAGS, "tokens": 3}}}, "tokens must be a list of strings"),
+    ({"structural_tag": {"format": {**TEXT_WITH_TAGS, "tags": []}}}, "tags must be a list"),
     (
         {"structural_tag": {"structures": [{"begin": "<a>", "schema": {}, "end": "x"}], "triggers": ["<b"]}},
         "no trigger is the start of '<a>'",

@@ -55,17 +55,8 @@ class OutputForm:
         return replace(params, skip_special_tokens=False) if self.keeps_special else params
 
     def holding(self, params: SamplingParams) -> SamplingParams:
-        """Sampling parameters with which outputs are held to what calls need.
-
-        Raises:
-            ApiError: they are held to a form of the client's.
-        """
-        if self.held is None:
-            return params
-        if params.constraint is not None:
-            told = "calls of tools and the form of an output cannot both be held to; leave one out"
-            raise ApiError(400, f"tools: {told}", param="tools")
-        return replace(params, structured_outputs=self.held)
+        """Sampling parameters with which outputs are held to what calls need, a form of the client's included."""
+        return params if self.held is None else replace(params, structured_outputs=self.held)
 
     def after(
         self,
@@ -139,6 +130,7 @@ class OutputForms:
         *,
         demand: Demand = NO_DEMAND,
         strict: str | None = None,
+        schema: Mapping[str, Any] | None = None,
     ) -> OutputForm:
         """The form of a conversation's completions.
 
@@ -147,40 +139,66 @@ class OutputForms:
             template: the request's own chat template; None for the model's.
             demand: the tools of which one must be called, also where the template does not tell the model of them.
             strict: the field by which calls must keep to their schemas; None if there is none.
+            schema: of an output that is no call; None where that is free.
 
         Raises:
             ApiError: the model cannot be given tools, or its calls cannot be held to their schemas.
         """
         template = template or self._processor.chat_template
         reasoning = self._reasoning_parsers.of(template)
-        tool_parser, held = None, None
         if demand.tools:
-            tool_parser = self._tool_parsers.of(template)
-            tool_parser = HermesCalls if tool_parser is None or tool_parser.WRITTEN is None else tool_parser
-            held = calls_alone(tool_parser, demand.tools, one_call=demand.one_call)
-        elif tools:
-            tool_parser = self._tool_parser(template)
-            held = None if strict is None else self._held(tool_parser, tools, strict)
-        parsers: list[type[GeneratorParser]] = [one for one in (reasoning, tool_parser) if one is not None]
-        markers = {marker for parser in parsers for marker in parser.MARKERS}
-        keeps = bool(markers & self._special)
-        close = None if reasoning is None else self._added.get(reasoning.CLOSE)
-        special = tuple(sorted(self._special - markers)) if keeps else ()
-        return OutputForm(tools, tool_parser, reasoning, "", special, close, keeps, held)
+            parser = self._tool_parsers.of(template)
+            parser = HermesCalls if parser is None or parser.WRITTEN is None else parser
+            special = self._special_in(parser)
+            held = calls_alone(parser, demand.tools, one_call=demand.one_call, special=special)
+            return self._read(tools, parser, reasoning, held)
+        if not tools:
+            return self._read(tools, None, reasoning, None)
+        parser = self._tool_parser(template)
+        if schema is not None:
+            parser = HermesCalls if parser.WRITTEN is None else parser
+            special = self._special_in(parser)
+            held = calls_alone(parser, tools, one_call=demand.one_call, or_schema=schema, special=special)
+            return self._read(tools, parser, reasoning, held)
+        if strict is None:
+            return self._read(tools, parser, reasoning, None)
+        parser = self._strict_parser(parser, strict)
+        held = calls_in_text(parser, tools, self._special_in(parser))
+        return self._read(tools, parser, reasoning, held)
 
-    def _held(
-        self, parser: type[ToolParser], tools: Sequence[Mapping[str, Any]], strict: str
-    ) -> StructuredOutputsParams:
-        """What holds calls among text to their schemas.
+    def _read(
+        self,
+        tools: Sequence[Mapping[str, Any]],
+        parser: type[ToolParser] | None,
+        reasoning: type[ReasoningParser] | None,
+        held: StructuredOutputsParams | None,
+    ) -> OutputForm:
+        """How outputs are read with these parsers."""
+        kept = {*self._special_in(reasoning), *self._special_in(parser)}
+        close = None if reasoning is None else self._added.get(reasoning.CLOSE)
+        special = tuple(sorted(self._special - kept)) if kept else ()
+        return OutputForm(tools, parser, reasoning, "", special, close, bool(kept), held)
+
+    @staticmethod
+    def _strict_parser(parser: type[ToolParser], strict: str) -> type[ToolParser]:
+        """A parser whose calls among text can be held to their schemas: the family's, or another of the same marker.
 
         Raises:
-            ApiError: the family's form does not allow it.
+            ApiError: there is none.
         """
-        marker = parser.MARKERS[0]
-        if parser.WRITTEN is None or not parser.WRITTEN[0].startswith(marker) or marker in self._special:
+        if parser.WRITTEN is None and parser.MARKERS[0] == HermesCalls.MARKERS[0]:
+            parser = HermesCalls
+        if parser.WRITTEN is None:
             told = "this model's form of calls cannot be held to a schema among text; demand a call, or leave it out"
             raise ApiError(400, f"{strict}: {told}", param=strict, code="unsupported_parameter")
-        return calls_in_text(parser, tools)
+        return parser
+
+    def _special_in(self, parser: type[GeneratorParser] | None) -> list[str]:
+        """The strings of a form that are special tokens: its markers, and others that calls are written with."""
+        if parser is None:
+            return []
+        written = "".join(parser.WRITTEN or ()) if issubclass(parser, ToolParser) else ""
+        return sorted(one for one in self._special if one in parser.MARKERS or one in written)
 
     def _tool_parser(self, template: str | None) -> type[ToolParser]:
         """The parser of tool calls.

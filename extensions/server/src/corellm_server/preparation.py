@@ -189,25 +189,34 @@ class Preparation:
         except RequestError as error:
             raise ApiError(error.status, f"{where}: {error}", param=error.param or where) from error
 
-    async def check_form(self, exchange: Exchange, request: ChoiceFields, params: SamplingParams) -> None:
+    async def check_form(
+        self, exchange: Exchange, request: ChoiceFields, params: SamplingParams, *, is_of_tools: bool = False
+    ) -> None:
         """Check the form that an output is to have, which may take seconds; from then on it is known.
+
+        Args:
+            exchange: the request.
+            request: its body.
+            params: with the form.
+            is_of_tools: whether the form is that of calls, and not the client's own.
 
         Raises:
             ApiError, CorellmError: outputs cannot be held to it; names the client's field.
         """
-        if params.constraint is not None:
-            exchange.form_field = form_field(request)
-            with form_errors(exchange.form_field):
-                check = partial(self._client.input_processor.check_params, params)
-                key = blake2b(params.constraint.definition.encode(errors="surrogatepass"), digest_size=16).digest()
-                if key in self._passed:
-                    await self.in_pool(exchange, check, takes_long=False)
-                else:
-                    await self.in_pool(exchange, check, takes_long=True, pools=self._checks)
-                self._passed[key] = None
-                self._passed.move_to_end(key)
-                if len(self._passed) > _NUM_PASSED:
-                    self._passed.popitem(last=False)
+        if params.constraint is None:
+            return
+        exchange.form_field = "tools" if is_of_tools else form_field(request)
+        with form_errors(exchange.form_field):
+            check = partial(self._client.input_processor.check_params, params)
+            key = blake2b(params.constraint.definition.encode(errors="surrogatepass"), digest_size=16).digest()
+            if key in self._passed:
+                await self.in_pool(exchange, check, takes_long=False)
+            else:
+                await self.in_pool(exchange, check, takes_long=True, pools=self._checks)
+        self._passed[key] = None
+        self._passed.move_to_end(key)
+        if len(self._passed) > _NUM_PASSED:
+            self._passed.popitem(last=False)
 
     def check_fit(self, prompt: ProcessedPrompt, params: SamplingParams, *, is_capped: bool, where: str) -> None:
         """Check a request against the model: token ids of its parameters, and the length of prompt and output.

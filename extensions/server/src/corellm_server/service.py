@@ -26,7 +26,7 @@ from corellm_server.options import ServerConfig, ServerOptions
 from corellm_server.output_forms import OutputForm, OutputForms
 from corellm_server.preparation import Preparation
 from corellm_server.requests.chat import ChatRequest
-from corellm_server.requests.forms import form_errors
+from corellm_server.requests.forms import form_errors, schema_of
 from corellm_server.requests.messages import MessagesRequest
 from corellm_server.requests.responses import ResponsesRequest
 from corellm_server.requests.tools import demand_of, given_tools, strict_place
@@ -136,10 +136,15 @@ class Service:
             ApiError, CorellmError: what is wrong; names the client's field.
         """
         given = given_tools(tools, choice, self.config.limits.max_tools)
-        demand, strict = demand_of(given, choice, one_call), strict_place(tools)
-        form = await exchange.aside(lambda: self.forms.of(given, body.chat_template, demand=demand, strict=strict))
-        params = await exchange.aside(lambda: form.holding(params))
         await self.preparation.check_form(exchange, body, params)
+        demand, schema = demand_of(given, choice, one_call), schema_of(body)
+        strict = None if params.constraint is not None else strict_place(tools)  # the client's form is for all of it
+        form = await exchange.aside(
+            lambda: self.forms.of(given, body.chat_template, demand=demand, strict=strict, schema=schema)
+        )
+        if form.held is not None:
+            params = await exchange.aside(lambda: form.holding(params))
+            await self.preparation.check_form(exchange, body, params, is_of_tools=True)
         prompt = await self.preparation.conversation(exchange, body, priority=body.priority, tools=given)
         begun, thinks, budget = body.is_begun, body.thinks, body.thinking_budget
         form = form.after(prompt.text, params, is_begun=begun, thinks=thinks, budget=budget)

@@ -14,12 +14,15 @@ import pytest
 
 from corellm import AsyncLLM, StructuredOutputsParams
 from corellm_server.parsing.pieces import CallArguments, CallStart, Text
+from corellm_server.reasoning.marked import ReasoningParser
 from corellm_server.tools import held
 from corellm_server.tools.calls import ToolParser
 from corellm_server.tools.held import calls_alone, calls_in_text, closed
 from corellm_server.tools.objects import DeepSeekCalls, HermesCalls, LlamaCalls, MistralCalls
+from corellm_server.tools.pythonic import PythonicCalls
 from corellm_structured.grammars import compiled, tokenizer_of
 from extensions.server.tests.conftest import MODEL, Running, data_url, serving, user
+from tests.templates.published import LLAMA, MISTRAL, QWEN
 
 
 def function(name: str, **properties: Any) -> dict[str, Any]:
@@ -197,23 +200,72 @@ def test_a_wrong_bound(running: Running, budget: Any) -> None:
     assert caught.value.param == "thinking_token_budget"
 
 
-def test_strict_calls_among_text(running: Running) -> None:
-    """With `auto` the model may write text; a family whose calls have no marker cannot be held to schemas beside it."""
-    strict = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}]
-    create = running.client().chat.completions.create
-    message = create(**ask(1, tools=strict, tool_choice="auto", max_tokens=20)).choices[0].message
+STRICT = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}]
+TEMPLATES = {
+    "hermes": QWEN, "llama3_json": LLAMA, "mistral": MISTRAL, "pythonic": "{{ tools }}<|python_start|>x",
+    "qwen3_coder": "{{ tools }}<tool_call><function=<parameter=x", "glm": "{{ tools }}<tool_call><arg_key>x",
+    "deepseek": "{{ tools }}<｜tool▁call▁begin｜>x",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_strict_calls_among_text(running: Running, name: str) -> None:
+    """With `auto` the model may write text, in all forms of families."""
+    template = {"chat_template": TEMPLATES[name]}
+    fields = {"tools": STRICT, "tool_choice": "auto", "max_tokens": 20}
+    message = running.client().chat.completions.create(**ask(1, **fields), extra_body=template).choices[0].message
     assert (bool(message.content), message.tool_calls) == (True, None)
-    llama = {"chat_template": "{{ tools }}<|start_header_id|>{{ '\"parameters\"' }}{{ messages[0].content }}"}
-    with pytest.raises(openai.BadRequestError, match="cannot be held to a schema") as caught:
-        create(**ask(1, tools=strict, tool_choice="auto"), extra_body=llama)
-    assert caught.value.param == "tools[0].function.strict"
+
+
+def test_strict_calls_behind_reasoning(running: Running) -> None:
+    """Calls without a marker, or text, behind what a model thinks."""
+    asked = {"chat_template": "{{ tools }}<|python_start|><think>{# </think> #}", "thinking_token_budget": 4}
+    fields = {"tools": STRICT, "tool_choice": "auto", "max_tokens": 30}
+    message = running.client().chat.completions.create(**ask(1, **fields), extra_body=asked).choices[0].message
+    assert message.to_dict()["reasoning"] and (message.content or message.tool_calls)
+    assert not (message.content or "").lstrip().startswith("[")
+
+
+def test_markers_that_are_special_tokens(loaded: AsyncLLM) -> None:
+    """Also then the model may think and call, and its calls are of their schemas."""
+    tokenizer = loaded.input_processor.tokenizer
+    pad, think = str(tokenizer.pad_token), str(tokenizer.unk_token or tokenizer.bos_token)
+    assert pad != think != tokenizer.eos_token
+
+    class Calls(MistralCalls):
+        """The form, with a marker that is a token."""
+
+        MARKERS = (pad,)
+        WRITTEN = (pad + MistralCalls.WRITTEN[0].removeprefix("[TOOL_CALLS]"), *MistralCalls.WRITTEN[1:])
+
+    class Thoughts(ReasoningParser):
+        """Thoughts between tokens."""
+
+        OPEN, CLOSE = think, f"{think}{think}"
+        MARKERS = (think,)
+
+    with serving(loaded) as server:
+        forms = server.service.forms
+        forms._tool_parsers._is_fixed = forms._reasoning_parsers._is_fixed = True
+        forms._tool_parsers._fixed, forms._reasoning_parsers._fixed = Calls, Thoughts
+        create = server.client().chat.completions.create
+        bias = {str(tokenizer.convert_tokens_to_ids(pad)): 100}
+        for choice, reason in (("auto", "length"), ("required", "tool_calls")):
+            fields = {"tools": STRICT, "tool_choice": choice, "logit_bias": bias, "parallel_tool_calls": False}
+            got = create(**ask(1, **{**fields, "max_tokens": 120})).choices[0]
+            assert (got.finish_reason, got.message.content) == (reason, None)
+            (call,) = got.message.tool_calls
+            jsonschema.validate(json.loads(call.function.arguments), SCHEMAS["paint"])
+        bias = {str(tokenizer.convert_tokens_to_ids(think)): 100}
+        params = {"tools": STRICT, "tool_choice": "auto", "logit_bias": bias, "max_tokens": 3}
+        ids = create(**ask(1, **params), extra_body={"return_token_ids": True}).choices[0].token_ids
+        assert ids == [tokenizer.convert_tokens_to_ids(think)] * 3
 
 
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
         ({"tools": [function("f", a={"type": "array", "uniqueItems": True})]}, "uniqueItems"),
-        ({"response_format": {"type": "json_object"}}, "cannot both"),
         ({"extra_body": {"ignore_eos": True}, "parallel_tool_calls": False}, "leave no token"),
     ],
 )
@@ -221,6 +273,62 @@ def test_what_cannot_be_held_to(running: Running, fields: dict[str, Any], told: 
     with pytest.raises(openai.BadRequestError, match=told) as caught:
         running.client().chat.completions.create(**ask(1, **fields))
     assert caught.value.param == "tools"
+
+
+NUMBER = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_calls_or_the_form_of_the_client(running: Running, *, strict: bool) -> None:
+    """Beside a form of the output, of all three APIs, the output is a call or has the form; a demand is a demand."""
+    tools = [{**tool, "function": {**tool["function"], "strict": strict}} for tool in TOOLS]
+    client, schema = running.client(), {"name": "number", "schema": NUMBER}
+    chat = {"tools": tools, "response_format": {"type": "json_schema", "json_schema": schema}}
+    calls_of(client.chat.completions.create(**ask(1, **chat, parallel_tool_calls=False)).choices[0])
+    said = []
+    for seed in range(8):
+        bias = {str(loaded_id(running, "{" if seed % 2 else "<")): 100}
+        fields = {**chat, "tool_choice": "auto", "logit_bias": bias, "parallel_tool_calls": False}
+        choice = client.chat.completions.create(**ask(seed, **fields)).choices[0]
+        said.append(bool(choice.message.tool_calls))
+        if choice.message.tool_calls:
+            calls_of(choice)
+        else:
+            jsonschema.validate(json.loads(choice.message.content), NUMBER)
+    assert {*said} == {False, True}
+
+
+def loaded_id(running: Running, text: str) -> int:
+    """The token of a text."""
+    return int(running.service.client.input_processor.tokenizer(text, add_special_tokens=False)["input_ids"][-1])
+
+
+def test_a_form_beside_tools_in_other_apis(running: Running) -> None:
+    """As in chat."""
+    flat = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    base = {"model": MODEL, "temperature": 1.0, "seed": 1, "logit_bias": {str(loaded_id(running, "{")): 100}}
+    form = {"format": {"type": "json_schema", "name": "n", "schema": NUMBER}}
+    body = {**base, "input": "x", "tools": flat, "text": form, "max_output_tokens": 100}
+    (item,) = running.post("/v1/responses", body).json()["output"]
+    jsonschema.validate(json.loads(item["content"][0]["text"]), NUMBER)
+    given = [{"name": t["name"], "input_schema": t["parameters"]} for t in flat]
+    body = {**base, "messages": user("x"), "tools": given, "output_config": form, "max_tokens": 100}
+    (block,) = running.post("/v1/messages", body).json()["content"]
+    jsonschema.validate(json.loads(block["text"]), NUMBER)
+
+
+def test_text_that_does_not_begin_as_a_call() -> None:
+    """Of forms whose calls have no marker: calls of their schemas are the whole output, or there is none."""
+    for parser, call in (
+        (LlamaCalls, '{"name": "paint", "parameters": {"colour": "red", "sides": SIDES}}'),
+        (PythonicCalls, '[paint(**{"colour": "red", "sides": SIDES})]'),
+    ):
+        form = calls_in_text(parser, TOOLS[:1])
+        assert is_taken(form, call.replace("SIDES", "4"))
+        for text in ("", "No call.", "\n\n", f"So: {call}"):
+            assert is_taken(form, text)
+        for text in (call.replace("SIDES", "40"), f" {call}", call[:3], f"So {parser.MARKERS[0]}{call}"):
+            assert not is_taken(form, text)
 
 
 def test_text_with_calls() -> None:
@@ -296,7 +404,7 @@ def test_large_tools_are_worked_on_aside(running: Running, monkeypatch: pytest.M
     assert [name.partition("_")[0] for name in threads] == ["corellm-aside"]
 
 
-@pytest.mark.parametrize("parser", [HermesCalls, LlamaCalls, MistralCalls, DeepSeekCalls])
+@pytest.mark.parametrize("parser", [HermesCalls, LlamaCalls, MistralCalls, DeepSeekCalls, PythonicCalls])
 def test_a_form_is_read_as_it_is_held_to(parser: type[ToolParser]) -> None:
     """What the grammar of a form spells is what the form's parser reads: calls, and nothing else."""
     form = json.loads(calls_alone(parser, TOOLS, one_call=False).definition())["structural_tag"]["format"]

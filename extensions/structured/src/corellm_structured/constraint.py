@@ -105,9 +105,7 @@ class StructuredConstraint:
 
     @cached_property
     def _tokens(self) -> AllowedTokens:
-        vocabulary, reasoning = self._made_by.vocabulary, self._reasoning
-        markers = () if reasoning is None else (reasoning.start, reasoning.end)
-        return AllowedTokens(vocabulary, self._stop_token_ids, map(vocabulary.marker, markers))
+        return AllowedTokens(self._made_by.vocabulary, self._stop_token_ids)
 
     def fill(self, mask: TokenMask) -> None:
         """As `Constraint.fill`."""

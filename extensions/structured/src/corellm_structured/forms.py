@@ -188,7 +188,9 @@ def _grammar(form: str, grammar: str) -> str:
 
 def _structural_tag(form: str, stated: Mapping[str, Any]) -> str:
     if stated.keys() - {"type"} == {"format"}:
-        return _separated_tags(form, stated["format"])
+        rules: list[str] = []
+        start = _of_format(form, stated["format"], rules)
+        return "\n".join([f"start: {start}", *rules])
     if unknown := stated.keys() - {"type", "structures", "triggers"}:
         raise wrong(form, f"unknown key {min(unknown)!r}; a tag has structures (begin, schema, end) and triggers")
     triggers, structures = stated.get("triggers"), stated.get("structures")
@@ -218,23 +220,95 @@ def _tag(form: str, structure: Any, triggers: list[Any]) -> StructTag:
     return StructTag(trigger=trigger, begin=begin, grammar=spaced, end=end)
 
 
-def _separated_tags(form: str, given: Any) -> str:
-    """The grammar of tags alone, without text around them: `tags_with_separator` of XGrammar's structural tags."""
-    like = {"type": "tags_with_separator", "tags": [], "separator": "", "at_least_one": True, "stop_after_first": True}
-    if not isinstance(given, dict) or given.keys() != like.keys() or given["type"] != like["type"]:
-        raise wrong(form, f"a format is like {json.dumps(like)}")
-    tags, separator = given["tags"], given["separator"]
-    if not isinstance(tags, list) or not tags or not isinstance(separator, str):
-        raise wrong(form, "tags must be a list that is not empty, and separator a string")
+def special_name(token: str) -> str:
+    """Return the library's name of a special token, which no other text of a grammar has."""
+    return f"<special_{token.encode(errors='surrogatepass').hex()}>"
+
+
+SPECIAL_NAME = re.compile("<special_[0-9a-f]+>")
+
+
+def _of_format(form: str, given: Any, rules: list[str]) -> str:
+    """What a format of a structural tag allows: an expression, and rules of its own."""
+    kind = given.get("type") if isinstance(given, dict) else None
+    keys, make = _FORMATS.get(kind if isinstance(kind, str) else "", ((), None))
+    may = {"type", *keys, *(["tokens"] if "tags" in keys else [])}
+    if make is None or not {"type", *keys} <= given.keys() <= may:
+        like = {kind: sorted(keys) for kind, (keys, _) in _FORMATS.items()}
+        raise wrong(form, f"a format is like one of these, types with their fields: {json.dumps(like)}")
+    return make(form, given, rules)
+
+
+def _separated_tags(form: str, given: Mapping[str, Any], rules: list[str]) -> str:
+    """Tags alone, without text around them: `tags_with_separator` of XGrammar's structural tags."""
+    tag, separator = _one_of_tags(form, given, rules), given["separator"]
+    if not isinstance(separator, str):
+        raise wrong(form, "separator must be a string")
+    several = tag if given["stop_after_first"] else f"{tag} ({_quoted(separator)} {tag})*"
+    return several if given["at_least_one"] else f'("" | {several})'
+
+
+def _text_with_tags(form: str, given: Mapping[str, Any], rules: list[str]) -> str:
+    """Text, in which one of the tags is behind every trigger; special tokens may stand between."""
+    trigger, tokens = given["trigger"], _strings(form, "tokens", given.get("tokens", []))
+    if not isinstance(trigger, str) or not trigger:
+        raise wrong(form, "trigger must be a string that is not empty")
+    tag, text = _one_of_tags(form, given, rules, behind=trigger), _text(form, [trigger], [], rules)
+    if trigger in tokens:
+        begin = f"{text}? {special_name(trigger)}"
+    else:
+        begin = f"trigger_{len(rules)}"
+        rules.append(f"{begin}[lazy]: /(.|\\n)*/ {_quoted(trigger)}")
+    alone = [f"{text}? {special_name(token)}" for token in tokens if token != trigger]
+    return f"({' | '.join([f'{begin} {tag}', *alone])})* {text}?"
+
+
+def _any_text(form: str, given: Mapping[str, Any], rules: list[str]) -> str:
+    """Text without some strings, that does not begin with others, but for space before them."""
+    excludes, beginnings = (_strings(form, name, given[name]) for name in ("excludes", "not_begun"))
+    return f"{_text(form, excludes, beginnings, rules)}?"
+
+
+def _either(form: str, given: Mapping[str, Any], rules: list[str]) -> str:
+    elements = given["elements"]
+    if not isinstance(elements, list) or not elements:
+        raise wrong(form, "elements must be a list of formats that is not empty")
+    _check_number(form, elements)
+    return f"({' | '.join(f'({_of_format(form, one, rules)})' for one in elements)})"
+
+
+def _json_value(form: str, given: Mapping[str, Any], rules: list[str], space: str = _SPACE) -> str:
+    rules.append(f"json_{len(rules)}: %json {_json(form, given['json_schema'], space=space).removeprefix(_OF_SCHEMA)}")
+    return f"json_{len(rules) - 1}"
+
+
+def _text(form: str, excludes: list[str], beginnings: list[str], rules: list[str]) -> str:
+    """A terminal of text that is not empty; see `_any_text`."""
+    name = f"TEXT_{len(rules)}"
+    within = [f"/(.|\\n)*/ {_quoted(one)} /(.|\\n)*/" for one in excludes]
+    within += [f"/[ \\t\\r\\n]*/ {_quoted(one)} /(.|\\n)*/" for one in beginnings]
+    rules.append(f"{name}: /(.|\\n)+/" + "".join(f" & ~{name}_{i}" for i in range(len(within))))
+    rules += [f"{name}_{i}: {one}" for i, one in enumerate(within)]
+    return name
+
+
+def _strings(form: str, name: str, given: Any) -> list[str]:
+    if not isinstance(given, list) or not all(isinstance(one, str) and one for one in given):
+        raise wrong(form, f"{name} must be a list of strings that are not empty")
+    _check_number(form, given)
+    return given
+
+
+def _one_of_tags(form: str, given: Mapping[str, Any], rules: list[str], behind: str = "") -> str:
+    """An expression for one of the tags of a format, behind a string that all begin with."""
+    tags, tokens = given["tags"], _strings(form, "tokens", given.get("tokens", []))
+    if not isinstance(tags, list) or not tags:
+        raise wrong(form, "tags must be a list that is not empty")
     _check_number(form, tags)
-    rules = [f"tag_{i}: {_separated_tag(form, tag, i)}" for i, tag in enumerate(tags)]
-    several = "tag" if given["stop_after_first"] else f"tag ({_quoted(separator)} tag)*"
-    start = several if given["at_least_one"] else f'"" | {several}'
-    return "\n".join([f"start: {start}", f"tag: {' | '.join(f'tag_{i}' for i in range(len(tags)))}", *rules])
+    return f"({' | '.join(_separated_tag(form, tag, tokens, behind, rules) for tag in tags)})"
 
 
-def _separated_tag(form: str, tag: Any, number: int) -> str:
-    """A tag's rule, and that of its content."""
+def _separated_tag(form: str, tag: Any, tokens: list[str], behind: str, rules: list[str]) -> str:
     content = tag.get("content") if isinstance(tag, dict) else None
     is_right = (
         isinstance(content, dict)
@@ -247,8 +321,26 @@ def _separated_tag(form: str, tag: Any, number: int) -> str:
     if not is_right or content is None:
         told = '{"type": "tag", "begin": "", "content": {"type": "json_schema", "json_schema": {}}, "end": ""}'
         raise wrong(form, f"a tag is like {told}")
-    schema = _json(form, content["json_schema"], space=_SPACE_IN_TAGS).removeprefix(_OF_SCHEMA)
-    return f"{_quoted(tag['begin'])} content_{number} {_quoted(tag['end'])}\ncontent_{number}: %json {schema}"
+    if not tag["begin"].startswith(behind):
+        raise wrong(form, f"{behind!r:.100} is not the start of {tag['begin']!r:.100}")
+    begin, end = (_with_tokens(text, tokens) for text in (tag["begin"][len(behind) :], tag["end"]))
+    return f"{begin} {_json_value(form, content, rules, _SPACE_IN_TAGS)} {end}"
+
+
+def _with_tokens(text: str, tokens: list[str]) -> str:
+    """A text of which some parts are special tokens."""
+    parts = re.split("|".join(f"({re.escape(token)})" for token in tokens), text) if tokens else [text]
+    spelt = [special_name(part) if part in tokens else _quoted(part) for part in parts if part]
+    return " ".join(spelt) or '""'
+
+
+_FORMATS: Mapping[str, tuple[tuple[str, ...], Callable[[str, Mapping[str, Any], list[str]], str]]] = {
+    "tags_with_separator": (("tags", "separator", "at_least_one", "stop_after_first"), _separated_tags),
+    "text_with_tags": (("tags", "trigger"), _text_with_tags),
+    "any_text": (("excludes", "not_begun"), _any_text),
+    "or": (("elements",), _either),
+    "json_schema": (("json_schema",), _json_value),
+}
 
 
 def _quoted(text: str) -> str:

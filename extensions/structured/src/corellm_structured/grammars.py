@@ -17,11 +17,13 @@ _LIMITS = LLParserLimits(max_lexer_states=50_000, step_max_items=1_000_000, verb
 items in a step is too low for an object of 250 properties with a large vocabulary; its time is limited instead.
 """
 _MAX_MESSAGE = 500
+SPECIAL = b"\xff"
+"""What the library's names of special tokens begin with among a vocabulary's bytes."""
 
 
 def tokenizer_of(tokens: Sequence[bytes]) -> LLTokenizer:
     """Return the library's form of a vocabulary; the end is one token more, after the last."""
-    return LLTokenizer(_Spelt([*tokens, b"\xff<end>"]), eos_token=len(tokens))  # type: ignore[arg-type]
+    return LLTokenizer(_Spelt([*tokens, SPECIAL + b"<end>"]), eos_token=len(tokens))  # type: ignore[arg-type]
 
 
 class _Spelt:

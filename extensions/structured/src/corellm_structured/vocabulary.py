@@ -15,7 +15,8 @@ from llguidance import LLMatcher, LLTokenizer
 
 from corellm.frontend.detokenizer import bytes_of_tokens
 from corellm.sampling.constraint import TokenMask, num_words, pack
-from corellm_structured.grammars import tokenizer_of
+from corellm_structured.forms import special_name
+from corellm_structured.grammars import SPECIAL, tokenizer_of
 
 
 class Marker(NamedTuple):
@@ -29,7 +30,7 @@ class Marker(NamedTuple):
 
 
 class Vocabulary:
-    """The tokens that a grammar may allow; special ones and those without a text are none, but for markers.
+    """The tokens that a grammar may allow: those with a text, and special ones that it names.
 
     Args:
         tokenizer: of the model.
@@ -41,11 +42,15 @@ class Vocabulary:
 
     @cached_property
     def _tokens(self) -> list[bytes]:
-        return bytes_of_tokens(self._tokenizer, self.size)
+        tokens = bytes_of_tokens(self._tokenizer, self.size)
+        for token_id, token in getattr(self._tokenizer, "added_tokens_decoder", {}).items():
+            if token.special and token_id < self.size:
+                tokens[token_id] = SPECIAL + special_name(str(token)).encode()
+        return tokens
 
     @cached_property
-    def ordinary(self) -> TokenMask:
-        """The tokens that have a text."""
+    def known(self) -> TokenMask:
+        """The tokens that the library has bytes of."""
         return self.pack([token for token, spelt in enumerate(self._tokens) if spelt])
 
     @cached_property
@@ -55,7 +60,8 @@ class Vocabulary:
 
     def text_of(self, token_id: int) -> bytes:
         """Return what a token adds to a text; empty for special ones."""
-        return self._tokens[token_id]
+        spelt = self._tokens[token_id]
+        return b"" if spelt.startswith(SPECIAL) else spelt
 
     def marker(self, text: str) -> Marker:
         """Return a marker's tokens."""
@@ -63,7 +69,7 @@ class Vocabulary:
         token_ids = self._tokenizer.encode(text, add_special_tokens=False) if added is None else [added]
         if max(token_ids) >= self.size:
             return Marker(text, (), is_special=False)
-        return Marker(text, tuple(token_ids), is_special=added is not None and not self._tokens[added])
+        return Marker(text, tuple(token_ids), is_special=added is not None and not self.text_of(added))
 
     def pack(self, token_ids: Iterable[int]) -> TokenMask:
         """Return a mask of these tokens."""
@@ -76,13 +82,11 @@ class AllowedTokens:
     Args:
         vocabulary: of the matchers.
         stop_token_ids: may come where the text is complete, and nowhere else, whatever their text.
-        markers: those of the matchers' grammars.
     """
 
-    def __init__(self, vocabulary: Vocabulary, stop_token_ids: Iterable[int], markers: Iterable[Marker] = ()) -> None:
+    def __init__(self, vocabulary: Vocabulary, stop_token_ids: Iterable[int]) -> None:
         self._stops = vocabulary.pack(stop_token_ids)
-        special = vocabulary.pack(marker.token_ids[0] for marker in markers if marker.is_special)
-        self._ordinary = (vocabulary.ordinary | special) & ~self._stops
+        self._known = vocabulary.known & ~self._stops
         words = np.zeros(num_words(vocabulary.size + 1), dtype=np.int32)  # as many as the library writes
         self._address, self._num_bytes = words.ctypes.data, words.nbytes
         self._words = words[: len(self._stops)]
@@ -90,6 +94,6 @@ class AllowedTokens:
     def fill(self, mask: TokenMask, matcher: LLMatcher) -> None:
         """Set the bits of the tokens that may come next in a mask that has none."""
         matcher.unsafe_compute_mask_ptr(self._address, self._num_bytes)
-        np.bitwise_and(self._words, self._ordinary, out=mask)
+        np.bitwise_and(self._words, self._known, out=mask)
         if matcher.is_accepting():
             mask |= self._stops

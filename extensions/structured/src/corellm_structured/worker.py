@@ -15,8 +15,8 @@ from llguidance import LLMatcher
 
 from corellm.children.serving import serve
 from corellm.errors import InvalidParameterError
-from corellm_structured.forms import form_of, wrong
-from corellm_structured.grammars import compiled, tokenizer_of
+from corellm_structured.forms import SPECIAL_NAME, form_of, grammar_of, wrong
+from corellm_structured.grammars import SPECIAL, compiled, tokenizer_of
 
 MAX_MEMORY = 1 << 28
 """Bytes of this process, with Python and its libraries."""
@@ -25,14 +25,16 @@ MAX_PROCESSOR_SECONDS = 0.5
 _TRIED = 256
 """Bytes of an output, any, that are followed."""
 
-_BYTES = tokenizer_of([bytes([value]) for value in range(256)])
+_BYTES = [bytes([value]) for value in range(256)]
 
 
 def check(definition: str) -> dict[str, Any]:
     """Compile a definition; what is wrong with it is the result."""
     began = time.process_time()
     try:
-        _try(form_of(definition), compiled(definition, _BYTES))
+        special = sorted({*SPECIAL_NAME.findall(grammar_of(definition))})
+        tokens = [*_BYTES, *(SPECIAL + name.encode() for name in special)]
+        _try(form_of(definition), compiled(definition, tokenizer_of(tokens)), len(tokens))
     except InvalidParameterError as error:
         return {"refused": str(error), "param": error.param}
     if time.process_time() - began > MAX_PROCESSOR_SECONDS:
@@ -40,7 +42,7 @@ def check(definition: str) -> dict[str, Any]:
     return {}
 
 
-def _try(form: str, matcher: LLMatcher) -> None:
+def _try(form: str, matcher: LLMatcher, num_tokens: int) -> None:
     """Follow the beginning of an output.
 
     Raises:
@@ -49,7 +51,7 @@ def _try(form: str, matcher: LLMatcher) -> None:
     draws = Random(0)
     for place in range(_TRIED):
         mask = matcher.compute_bitmask()
-        may = [value for value in range(256) if mask[value // 8] >> value % 8 & 1]
+        may = [value for value in range(num_tokens) if mask[value // 8] >> value % 8 & 1]
         if place == 0 and not may and not matcher.is_accepting():
             raise wrong(form, "no output has this form")
         if matcher.is_error() or not may or not matcher.consume_token(draws.choice(may)):

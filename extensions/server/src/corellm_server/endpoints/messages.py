@@ -11,6 +11,7 @@ from starlette.responses import Response
 from corellm_server.dialects import MESSAGES_PATH
 from corellm_server.endpoints.replies import ERRORS, STREAM, JsonBody, json_response
 from corellm_server.exchange import exchange_of
+from corellm_server.requests.forms import schema_of
 from corellm_server.requests.messages import CountTokensRequest, MessagesRequest
 from corellm_server.requests.tools import demand_of, given_tools, strict_place
 from corellm_server.responses.events import EventStream
@@ -119,9 +120,10 @@ def message_routes(service: Service) -> APIRouter:
         exchange = exchange_of(request.scope)
         service.check_model(body.model, "generate")
         tools = given_tools(body.functions, body.function_choice, service.config.limits.max_tools)
-        demand, strict = demand_of(tools, body.function_choice, body.one_call), strict_place(body.functions)
+        demand, schema = demand_of(tools, body.function_choice, body.one_call), schema_of(body)
+        strict = None if schema is not None else strict_place(body.functions)
         await exchange.aside(  # refuses tools that a message would be refused for
-            lambda: service.forms.of(tools, body.chat_template, demand=demand, strict=strict)
+            lambda: service.forms.of(tools, body.chat_template, demand=demand, strict=strict, schema=schema)
         )
         prompt = await service.preparation.conversation(exchange, body, priority=None, tools=tools)
         return json_response({"input_tokens": len(prompt.token_ids)})

@@ -32,6 +32,19 @@ def form_of(request: ChoiceFields) -> StructuredOutputsParams | None:
         return StructuredOutputsParams(**asked[1])
 
 
+def schema_of(request: ChoiceFields) -> Mapping[str, Any] | None:
+    """The JSON schema that the output is to have; None for no form, and for others.
+
+    Raises:
+        ApiError: as `form_of`.
+    """
+    form = dict((_asked(request) or ("", {}))[1])
+    if form == {"json_object": True}:
+        return {"type": "object"}
+    schema = form.pop("json", None)
+    return schema if isinstance(schema, Mapping) and not form else None
+
+
 def form_field(request: ChoiceFields) -> str:
     """The client's field that outputs are held to a form by: one that has a form, or the tools.
 

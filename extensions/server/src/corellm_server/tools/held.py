@@ -14,37 +14,69 @@ from corellm_server.tools.calls import ToolParser
 
 
 def calls_alone(
-    parser: type[ToolParser], tools: Sequence[Mapping[str, Any]], *, one_call: bool
+    parser: type[ToolParser],
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    one_call: bool,
+    or_schema: Mapping[str, Any] | None = None,
+    special: Sequence[str] = (),
 ) -> StructuredOutputsParams:
-    """The form of an output that is calls of these tools and nothing else.
+    """The form of an output that is calls of these tools and nothing else, or JSON of a schema.
 
     Args:
         parser: of a form whose arguments are JSON.
         tools: one of which is called.
         one_call: whether only one call may come.
+        or_schema: of an output that is no call; None if there must be one.
+        special: those of the strings that calls are written with which are special tokens.
     """
-    tags = [
-        {"type": "tag", "begin": begin, "content": {"type": "json_schema", "json_schema": schema}, "end": end}
-        for begin, schema, end in _written(parser, tools)
-    ]
-    alone = {"type": "tags_with_separator", "tags": tags, "separator": parser.SEPARATOR}
-    return StructuredOutputsParams(
-        structural_tag={"format": {**alone, "at_least_one": True, "stop_after_first": one_call}}
-    )
+    alone: dict[str, Any] = {
+        "type": "tags_with_separator", "tags": _tags(parser, tools), "separator": parser.SEPARATOR,
+        "at_least_one": True, "stop_after_first": one_call, "tokens": [*special],
+    }  # fmt: skip
+    if or_schema is not None:
+        alone = {"type": "or", "elements": [alone, {"type": "json_schema", "json_schema": or_schema}]}
+    return StructuredOutputsParams(structural_tag={"format": alone})
 
 
-def calls_in_text(parser: type[ToolParser], tools: Sequence[Mapping[str, Any]]) -> StructuredOutputsParams:
-    """The form of an output that is text, in which every call of these tools has arguments of its schema."""
-    tags = [{"begin": begin, "schema": schema, "end": end} for begin, schema, end in _written(parser, tools)]
-    return StructuredOutputsParams(structural_tag={"structures": tags, "triggers": [parser.MARKERS[0]]})
+def calls_in_text(
+    parser: type[ToolParser], tools: Sequence[Mapping[str, Any]], special: Sequence[str] = ()
+) -> StructuredOutputsParams:
+    """The form of an output that is text, in which every call of these tools has arguments of its schema.
+
+    Calls without a marker are the whole output; then no text begins as one.
+
+    Args:
+        parser: of a form whose arguments are JSON.
+        tools: that may be called.
+        special: those of the strings that mark calls and reasoning which are special tokens.
+    """
+    if has_marker(parser):
+        trigger = parser.MARKERS[0]
+        among = {"type": "text_with_tags", "tags": _tags(parser, tools), "trigger": trigger, "tokens": [*special]}
+        return StructuredOutputsParams(structural_tag={"format": among})
+    assert parser.WRITTEN is not None
+    text = {"type": "any_text", "excludes": [*parser.MARKERS], "not_begun": [parser.WRITTEN[0][0]]}
+    (calls,) = calls_alone(parser, tools, one_call=False).structural_tag.values()
+    return StructuredOutputsParams(structural_tag={"format": {"type": "or", "elements": [calls, text]}})
 
 
-def _written(parser: type[ToolParser], tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, Any, str]]:
-    """What each tool's call begins with, the schema of its arguments, and what it ends with."""
+def has_marker(parser: type[ToolParser]) -> bool:
+    """Whether calls begin with a marker, in a form whose arguments are JSON."""
+    return parser.WRITTEN is not None and parser.WRITTEN[0].startswith(parser.MARKERS[0])
+
+
+def _tags(parser: type[ToolParser], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Each tool's call: what it begins with, the schema of its arguments, and what it ends with."""
     assert parser.WRITTEN is not None
     before, between, end = parser.WRITTEN
-    functions = [tool["function"] for tool in tools]
-    return [(before + one["name"] + between, closed(one["parameters"]), end) for one in functions]
+    return [
+        {
+            "type": "tag", "begin": before + one["name"] + between, "end": end,
+            "content": {"type": "json_schema", "json_schema": closed(one["parameters"])},
+        }
+        for one in (tool["function"] for tool in tools)
+    ]  # fmt: skip
 
 
 def closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ import warnings
 from typing import Any
 
 from corellm_server.parsing.reader import SPACES, BrokenFormError, Reading
-from corellm_server.tools.calls import ToolParser
+from corellm_server.tools.calls import ToolParser, read_value
 
 _MOST = 1 << 16
 _MAX_DEPTH = 48
@@ -18,18 +18,23 @@ class PythonicCalls(ToolParser):
     """`[f(a=1)]` from the output's first character, or behind `<|python_start|>`, as of Llama 4 and its like.
 
     Without the marker, only a list of calls of the request's tools is one. Calls are yielded once their list is whole.
+    Arguments may also be one JSON object, `[f(**{"a": 1})]`, as outputs that are held to schemas have them.
     """
 
     MARKERS = ("<|python_start|>",)
     TEMPLATE = ("<|python_start|>",)
+    WRITTEN = ("[", "(**", ")]")
 
     def read(self) -> Reading[None]:
         """Read calls without a marker, then text and calls with one."""
-        yield from self.reader.spaces()
-        if (yield from self.reader.peek()) == "[":
-            yield from self.attempt(self._list(only_known=True))
-        else:
-            self.reader.go_back(0)
+        before = -1
+        while before < self.num_calls:
+            before = self.num_calls
+            yield from self.reader.spaces()
+            if (yield from self.reader.peek()) == "[":
+                yield from self.attempt(self._list(only_known=True))
+            else:
+                self.reader.go_back(0)
         yield from super().read()
 
     def calls(self, marker: str) -> Reading[None]:
@@ -108,19 +113,23 @@ def _calls_of(source: str) -> list[tuple[str, str]]:
             tree = ast.parse(source.strip(SPACES), mode="eval").body
         if not isinstance(tree, ast.List):
             raise BrokenFormError
-        return [_call_of(node) for node in tree.elts]
+        return [_call_of(source.strip(SPACES), node) for node in tree.elts]
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         raise BrokenFormError from None
 
 
-def _call_of(node: ast.expr) -> tuple[str, str]:
+def _call_of(source: str, node: ast.expr) -> tuple[str, str]:
     if not isinstance(node, ast.Call) or node.args:
         raise BrokenFormError
     arguments: dict[str, Any] = {}
     for one in node.keywords:
         if one.arg is None:
-            raise BrokenFormError
-        arguments[one.arg] = ast.literal_eval(one.value)
+            held = read_value(ast.get_source_segment(source, one.value) or "")
+            if not isinstance(held, dict):
+                raise BrokenFormError
+            arguments |= held
+        else:
+            arguments[one.arg] = ast.literal_eval(one.value)
     text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     text.encode()  # a lone surrogate is no text
     return ast.unparse(node.func), text
