@@ -14,7 +14,7 @@ from corellm_structured import checking
 from corellm_structured.checking import Checker
 
 TAG = {"type": "tag", "begin": "<a>", "content": {"type": "json_schema", "json_schema": {}}, "end": ""}
-TEXT_WITH_TAGS = {"type": "text_with_tags", "tags": [TAG], "trigger": "<a>"}
+TEXT_WITH_TAGS = {"type": "text_with_tags", "tags": [TAG], "trigger": "<a>", "excludes": []}
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"json": {"not": {"type": "string"}}}, '"not"'),
     ({"json": {"if": {"const": 1}, "then": {}}}, '"if"'),
@@ -50,7 +50,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"structural_tag": {"format": {"type": "or", "elements": []}}}, "elements must be a list"),
     ({"structural_tag": {"format": {"type": "or", "elements": [3]}}}, "a format is like"),
     ({"structural_tag": {"format": {"type": "any_text", "excludes": [], "not_begun": [""]}}}, "not_begun must be"),
-    ({"structural_tag": {"format": {"type": "json_schema", "json_schema": {"not": {}}}}}, "'not'"),
+    ({"structural_tag": {"format": {"type": "json_schema", "json_schema": {"not": {}}}}}, "not"),
     ({"structural_tag": {"format": {**TEXT_WITH_TAGS, "trigger": ""}}}, "trigger must be a string"),
     ({"structural_tag": {"format": {**TEXT_WITH_TAGS, "trigger": "<b>"}}}, "'<b>' is not the start of '<a>'"),
     ({"structural_tag": {"format": {**TEXT_WITH_TAGS, "tokens": 3}}}, "tokens must be a list of strings"),

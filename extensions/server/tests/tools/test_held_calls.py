@@ -341,6 +341,16 @@ def test_text_with_calls() -> None:
     assert not is_taken(form, '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>')
 
 
+def test_a_second_marker_is_no_way_around() -> None:
+    """Of a form whose calls begin with one of two, the text has neither but where the grammar holds a call."""
+    form, call = calls_in_text(DeepSeekCalls, TOOLS[:1]), 'paint<｜tool▁sep｜>{"sides": 40}'
+    held = '<｜tool▁call▁begin｜>function<｜tool▁sep｜>paint\n```json\n{"colour": "red", "sides": 4}\n```'
+    held += "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    assert is_taken(form, f"So: <｜tool▁calls▁begin｜>{held} Done.")
+    assert not is_taken(form, f"So: <｜tool▁call▁begin｜>{call}")
+    assert not is_taken(form, f"<｜tool▁call▁begin｜>{call} <｜tool▁calls▁begin｜>{held}")
+
+
 def is_taken(form: StructuredOutputsParams, text: str) -> bool:
     """Whether a text has the form as a whole."""
     matcher = compiled(form.definition(), tokenizer_of([bytes([value]) for value in range(256)]))

@@ -249,16 +249,18 @@ def _separated_tags(form: str, given: Mapping[str, Any], rules: list[str]) -> st
 
 
 def _text_with_tags(form: str, given: Mapping[str, Any], rules: list[str]) -> str:
-    """Text, in which one of the tags is behind every trigger; special tokens may stand between."""
+    """Text without some strings, in which one of the tags is behind every trigger; special tokens may stand between."""
     trigger, tokens = given["trigger"], _strings(form, "tokens", given.get("tokens", []))
+    excludes = _strings(form, "excludes", given["excludes"])
     if not isinstance(trigger, str) or not trigger:
         raise wrong(form, "trigger must be a string that is not empty")
-    tag, text = _one_of_tags(form, given, rules, behind=trigger), _text(form, [trigger], [], rules)
+    tag, text = _one_of_tags(form, given, rules, behind=trigger), _text(form, [trigger, *excludes], [], rules)
     if trigger in tokens:
         begin = f"{text}? {special_name(trigger)}"
     else:
+        before = _text(form, excludes, [], rules)
         begin = f"trigger_{len(rules)}"
-        rules.append(f"{begin}[lazy]: /(.|\\n)*/ {_quoted(trigger)}")
+        rules.append(f"{begin}[lazy]: {before}? {_quoted(trigger)}")
     alone = [f"{text}? {special_name(token)}" for token in tokens if token != trigger]
     return f"({' | '.join([f'{begin} {tag}', *alone])})* {text}?"
 
@@ -336,7 +338,7 @@ def _with_tokens(text: str, tokens: list[str]) -> str:
 
 _FORMATS: Mapping[str, tuple[tuple[str, ...], Callable[[str, Mapping[str, Any], list[str]], str]]] = {
     "tags_with_separator": (("tags", "separator", "at_least_one", "stop_after_first"), _separated_tags),
-    "text_with_tags": (("tags", "trigger"), _text_with_tags),
+    "text_with_tags": (("tags", "trigger", "excludes"), _text_with_tags),
     "any_text": (("excludes", "not_begun"), _any_text),
     "or": (("elements",), _either),
     "json_schema": (("json_schema",), _json_value),

@@ -52,8 +52,11 @@ def calls_in_text(
         special: those of the strings that mark calls and reasoning which are special tokens.
     """
     if has_marker(parser):
-        trigger = parser.MARKERS[0]
-        among = {"type": "text_with_tags", "tags": _tags(parser, tools), "trigger": trigger, "tokens": [*special]}
+        trigger, *excludes = parser.MARKERS
+        among = {
+            "type": "text_with_tags", "tags": _tags(parser, tools), "trigger": trigger, "excludes": excludes,
+            "tokens": [*special],
+        }  # fmt: skip
         return StructuredOutputsParams(structural_tag={"format": among})
     assert parser.WRITTEN is not None
     text = {"type": "any_text", "excludes": [*parser.MARKERS], "not_begun": [parser.WRITTEN[0][0]]}
