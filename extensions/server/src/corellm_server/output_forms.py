@@ -163,7 +163,7 @@ class OutputForms:
         if strict is None:
             return self._read(tools, parser, reasoning, None)
         parser = self._strict_parser(parser, strict)
-        held = calls_in_text(parser, tools, self._special_in(parser))
+        held = calls_in_text(parser, tools, [*self._special_in(parser), *self._special_in(reasoning)])
         return self._read(tools, parser, reasoning, held)
 
     def _read(

@@ -57,7 +57,7 @@ class StructuredConstraints:
     def prepare(self) -> None:
         """Read the tokenizer; as of `MakeConstraint`."""
         with self._lock:
-            _ = self.vocabulary.ordinary, self.vocabulary.ll_tokenizer
+            _ = self.vocabulary.known, self.vocabulary.ll_tokenizer
 
     def matcher(self, definition: str, reasoning: ReasoningParams | None = None) -> LLMatcher:
         """Return a matcher at the start of an output, which is the caller's.

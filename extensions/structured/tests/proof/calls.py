@@ -43,9 +43,9 @@ _ANTHROPICS = [{"name": one["name"], "input_schema": one["parameters"]} for one 
 
 
 def damaged(rng: Random) -> tuple[str, str]:
-    """A parser's name and an output of its form, or of another one, with one to six damages."""
+    """A parser's name and an output of its form, or of another one, with up to six damages."""
     name, text = rng.choice(OUTPUTS)
-    for _ in range(rng.randint(1, 6)):
+    for _ in range(rng.randint(0, 6)):
         start = rng.randint(0, len(text))
         end = min(len(text), start + rng.choice([0, 0, 1, 3, 12, len(text)]))
         new = rng.choice([
