@@ -162,7 +162,8 @@ def offer_step_part(
             was packed, quantized, or joined with others.
         config: of the engine.
         context: of the model: its configuration, dtype and device.
-        max_num_seqs: most sequences of a step, which are the most rows of a captured one.
+        max_num_seqs: most sequences of a step, which are the most rows of a captured one. A sequence with drafts has a
+            row and a chunk for each token, so a step that is not captured may have more.
     """
 
 
