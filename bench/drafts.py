@@ -26,7 +26,9 @@ from safetensors.torch import load_file, save_file
 from corellm import LLM, SamplingParams
 from corellm.text_models.tiny import make_tiny_checkpoint
 
-VOCABULARY = 8192
+VOCABULARY = 16384
+WARM_UP = 10
+"""Turns until steps of all numbers of rows are recorded, and their times are known."""
 NGRAM = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
 SUFFIX = {"method": "suffix", "num_speculative_tokens": 16}
 CASES = (
@@ -68,7 +70,7 @@ def prompts_of(text: str, circle: Sequence[int], streams: int, tokens: int, turn
     """Return the prompts of a text; another `turn` has others, except of outputs that come again."""
     prompts = []
     for stream in range(streams):
-        start = (stream + 16 * (0 if text == "again" else turn)) * 2 * tokens % (len(circle) - 2 * tokens)
+        start = (stream + streams * (0 if text == "again" else turn)) * (tokens + 1) % (len(circle) - tokens)
         document = list(circle[start : start + tokens + 1])
         document[15::16] = circle[: len(document[15::16])]
         prompts.append({"prompt_token_ids": [*(document if text == "copies" else ()), circle[start]]})
@@ -110,11 +112,11 @@ def main() -> None:
                 with LLM(path, speculative_config=config, **options) as drafting:
                     for streams in args.streams:
                         ratios = []
-                        for turn in range(args.turns + 2):
+                        for turn in range(args.turns + WARM_UP):
                             without, wanted = run(plain, text, circle, streams, args.tokens, turn)
                             seconds, found = run(drafting, text, circle, streams, args.tokens, turn)
                             assert found == wanted
-                            ratios += [without / seconds] if turn > 1 else []
+                            ratios += [without / seconds] if turn >= WARM_UP else []
                         named = f"{text:11}{config['method']:8}{streams:3} streams"
                         print(f"{named} {median(ratios):6.2f}x  ({min(ratios):.2f} to {max(ratios):.2f})", flush=True)
 

@@ -64,7 +64,8 @@ def test_drafting_stops_where_it_does_not_pay_and_comes_back() -> None:
     """Rows are dear: a text that only seems to come again is left alone, until one does."""
     engine = Engine(NGRAM, row=0.5)
     first = engine.run([*range(50, 60)], misleading(600, 1))
-    assert sum(first[:50]) > sum(first[-200:]) == 0
+    assert sum(first[-200:]) < 20
+    assert sum(first[-200:]) < sum(first[:200])
     second = engine.run([*LOOP * 3], [*misleading(300, 2), *LOOP * 20])
     assert sum(second[20:290]) < 30
     assert sum(second[300:]) > 50

@@ -6,12 +6,11 @@ Knows numbers of rows and seconds; knows no drafts.
 from __future__ import annotations
 
 from collections import deque
-from statistics import median
 
 _REMEMBERED = 9
-"""Steps of one number of rows that count: their median, as single ones wait for other programs."""
-_OLD = 2000
-"""Steps after which a number of rows that was not seen is forgotten: sequences grow longer."""
+"""Steps of one number of rows that count: the fastest, as others wait for other programs."""
+_OLD = 256
+"""Steps after which a number of rows that was not seen is forgotten, so that drafts are tried again."""
 _GUESSED_ROWS = 10
 """Rows that cost as much as the rest of a step, as long as nothing is measured."""
 _GUESS_WEIGHT = 2.0
@@ -33,7 +32,10 @@ class StepCosts:
 
     def note(self, num_rows: int, seconds: float) -> None:
         """Count a step."""
-        self._seconds.setdefault(num_rows, deque(maxlen=_REMEMBERED)).append(seconds)
+        if num_rows in self._seconds:
+            self._seconds[num_rows].append(seconds)
+        else:  # the first may have been recorded, which takes longer
+            self._seconds[num_rows] = deque(maxlen=_REMEMBERED)
         self._seen[num_rows] = self._num_steps
         self._num_steps += 1
         if self._num_steps % _EVERY == 1:
@@ -42,7 +44,9 @@ class StepCosts:
     def _fit(self) -> None:
         for num_rows in [rows for rows, seen in self._seen.items() if self._num_steps - seen > _OLD]:
             del self._seconds[num_rows], self._seen[num_rows]
-        points = [(rows, median(seconds), len(seconds)) for rows, seconds in self._seconds.items()]
+        points = [(rows, min(seconds), len(seconds)) for rows, seconds in self._seconds.items() if seconds]
+        if not points:
+            return
         total = sum(weight for *_, weight in points)
         mean_rows = sum(rows * weight for rows, _, weight in points) / total
         mean = sum(seconds * weight for _, seconds, weight in points) / total
