@@ -328,7 +328,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": "no"}}, "tool_choice"),
     ({"thinking": True}, "thinking"), ({"thinking": {"type": "enabled", "display": "all"}}, "thinking"),
     ({"thinking": {"budget_tokens": 9}}, "thinking"),
-    ({"tools": [{**TOOL, "strict": True}], "chat_template": "{{ tools }}<|python_start|></think>"}, "tools[0].strict"),
 ]  # fmt: skip
 
 
