@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "scratch.h"
 #include "team.h"
 #include "vectors.h"
 
@@ -24,12 +25,22 @@ struct LowRankArgs {
 
 namespace low_rank {
 
-constexpr int64_t ROWS = 4;      // that follow each other and have one slot share loads
-constexpr int64_t RANKS = 4;     // at once; `most` is a multiple of it
+constexpr int64_t ROWS = 4;       // of one slot, which share loads
+constexpr int64_t RANKS = 4;      // at once; `most` is a multiple of it
 constexpr int64_t COLUMNS = 512;  // of a piece of work
 
-template <class T, int COUNT> static inline void multiply_inward(const LowRankArgs& a, int64_t row, int64_t slot, int64_t rank) {
-    const T *x = (const T*)a.x + row * a.x_stride, *w = (const T*)a.a + (slot * a.most + rank) * a.inputs;
+// The rows in the order of their slots, as `slot * rows + row`: each thread sorts its own.
+static inline const int64_t* sorted(const LowRankArgs& a) {
+    int64_t* keys = (int64_t*)scratch<0>(2 * a.rows);
+    for (int64_t row = 0; row < a.rows; row++) keys[row] = a.slots[row] * a.rows + row;
+    if (!std::is_sorted(keys, keys + a.rows)) std::sort(keys, keys + a.rows);
+    return keys;
+}
+
+template <class T, int COUNT>
+static inline void multiply_inward(const LowRankArgs& a, const int64_t* keys, int64_t slot, int64_t rank) {
+    const T *x[COUNT], *w = (const T*)a.a + (slot * a.most + rank) * a.inputs;
+    for (int i = 0; i < COUNT; i++) x[i] = (const T*)a.x + keys[i] % a.rows * a.x_stride;
     Floats sums[COUNT][RANKS] = {};
     int64_t k = 0;
     for (; k + LANES <= a.inputs; k += LANES) {
@@ -38,7 +49,7 @@ template <class T, int COUNT> static inline void multiply_inward(const LowRankAr
         for (int j = 0; j < RANKS; j++) weights[j] = load(w + j * a.inputs + k);
 #pragma GCC unroll 4
         for (int i = 0; i < COUNT; i++) {
-            Floats values = load(x + i * a.x_stride + k);
+            Floats values = load(x[i] + k);
 #pragma GCC unroll 4
             for (int j = 0; j < RANKS; j++) sums[i][j] += values * weights[j];
         }
@@ -47,67 +58,73 @@ template <class T, int COUNT> static inline void multiply_inward(const LowRankAr
         for (int j = 0; j < RANKS; j++) {
             float total = sum(sums[i][j]);
             for (int64_t last = k; last < a.inputs; last++)
-                total += widened(x[i * a.x_stride + last]) * widened(w[j * a.inputs + last]);
-            a.inner[(row + i) * a.most + rank + j] = total;
+                total += widened(x[i][last]) * widened(w[j * a.inputs + last]);
+            a.inner[keys[i] % a.rows * a.most + rank + j] = total;
         }
 }
 
 template <class T, int COUNT>
-static inline void multiply_outward(const LowRankArgs& a, int64_t row, int64_t slot, int64_t column, int64_t stop) {
+static inline void multiply_outward(
+    const LowRankArgs& a, const int64_t* keys, int64_t slot, int64_t column, int64_t stop) {
     const T* w = (const T*)a.b + slot * a.most * a.outputs;
-    T* out = (T*)a.out + row * a.out_stride;
-    const float* inner = a.inner + row * a.most;
+    T* out[COUNT];
+    const float* inner[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        out[i] = (T*)a.out + keys[i] % a.rows * a.out_stride;
+        inner[i] = a.inner + keys[i] % a.rows * a.most;
+    }
     int64_t ranks = a.ranks[slot];
     for (; column + LANES <= stop; column += LANES) {
         Floats sums[COUNT] = {};
         for (int64_t rank = 0; rank < ranks; rank++) {
             Floats weights = load(w + rank * a.outputs + column);
 #pragma GCC unroll 4
-            for (int i = 0; i < COUNT; i++) sums[i] += inner[i * a.most + rank] * weights;
+            for (int i = 0; i < COUNT; i++) sums[i] += inner[i][rank] * weights;
         }
 #pragma GCC unroll 4
-        for (int i = 0; i < COUNT; i++) store(out + i * a.out_stride + column, load(out + i * a.out_stride + column) + sums[i]);
+        for (int i = 0; i < COUNT; i++) store(out[i] + column, load(out[i] + column) + sums[i]);
     }
     for (; column < stop; column++)
         for (int i = 0; i < COUNT; i++) {
             float total = 0.f;
             for (int64_t rank = 0; rank < ranks; rank++)
-                total += inner[i * a.most + rank] * widened(w[rank * a.outputs + column]);
-            narrow(out + i * a.out_stride + column, widened(out[i * a.out_stride + column]) + total);
+                total += inner[i][rank] * widened(w[rank * a.outputs + column]);
+            narrow(out[i] + column, widened(out[i][column]) + total);
         }
 }
 
-// Call `each(row, slot, count)` for runs of rows of one block that have one slot, `count` a constant.
-template <class F> static inline void over_runs(const LowRankArgs& a, int64_t block, F each) {
+// Call `each(keys, slot, count)` for rows of one block that have one slot, `count` a constant.
+template <class F> static inline void over_runs(const LowRankArgs& a, const int64_t* keys, int64_t block, F each) {
     int64_t stop = std::min(a.rows, (block + 1) * ROWS);
-    for (int64_t row = block * ROWS, next; row < stop; row = next) {
-        int64_t slot = a.slots[row];
-        for (next = row + 1; next < stop && a.slots[next] == slot; next++) {}
+    for (int64_t i = block * ROWS, next; i < stop; i = next) {
+        int64_t slot = keys[i] / a.rows;
+        for (next = i + 1; next < stop && keys[next] / a.rows == slot; next++) {}
         if (!a.ranks[slot]) continue;
-        switch (next - row) {
-            case 1: each(row, slot, std::integral_constant<int, 1>()); break;
-            case 2: each(row, slot, std::integral_constant<int, 2>()); break;
-            case 3: each(row, slot, std::integral_constant<int, 3>()); break;
-            default: each(row, slot, std::integral_constant<int, 4>());
+        switch (next - i) {
+            case 1: each(keys + i, slot, std::integral_constant<int, 1>()); break;
+            case 2: each(keys + i, slot, std::integral_constant<int, 2>()); break;
+            case 3: each(keys + i, slot, std::integral_constant<int, 3>()); break;
+            default: each(keys + i, slot, std::integral_constant<int, 4>());
         }
     }
 }
 
 template <class T> static void run(const void* args, Team& team) {
     auto& a = *(const LowRankArgs*)args;
+    const int64_t* keys = sorted(a);
     int64_t blocks = (a.rows + ROWS - 1) / ROWS, parts = a.most / RANKS;
     for (int64_t piece; (piece = team.take()) < blocks * parts;) {
         int64_t rank = piece % parts * RANKS;
-        over_runs(a, piece / parts, [&](int64_t row, int64_t slot, auto count) {
-            if (rank < a.ranks[slot]) multiply_inward<T, count.value>(a, row, slot, rank);
+        over_runs(a, keys, piece / parts, [&](const int64_t* some, int64_t slot, auto count) {
+            if (rank < a.ranks[slot]) multiply_inward<T, count.value>(a, some, slot, rank);
         });
     }
     team.barrier();
     parts = (a.outputs + COLUMNS - 1) / COLUMNS;
     for (int64_t piece; (piece = team.take()) < blocks * parts;) {
         int64_t column = piece % parts * COLUMNS, stop = std::min(a.outputs, column + COLUMNS);
-        over_runs(a, piece / parts, [&](int64_t row, int64_t slot, auto count) {
-            multiply_outward<T, count.value>(a, row, slot, column, stop);
+        over_runs(a, keys, piece / parts, [&](const int64_t* some, int64_t slot, auto count) {
+            multiply_outward<T, count.value>(a, some, slot, column, stop);
         });
     }
 }
