@@ -128,7 +128,8 @@ SERVED = {option for action in build_parser()._subparsers._group_actions[0].choi
     [
         ("--tensor-parallel-size 2 demo", "one device"), ("demo -tp 2", "one device"),
         ("demo --tool-parser-plugin x.py", "extension plugin"), ("demo --tool-server x", "the client runs tools"),
-        ("demo --lora-dtype float16", "the model's type"), ("--model demo", "first word"), ("demo --ctx-size 4096", "--max-model-len"),
+        ("demo --lora-dtype float16", "the model's type"), ("--model demo", "first word"),
+        ("demo --ctx-size 4096", "--max-model-len"),
         ("demo --chat-template x.jinja", "chat_template.jinja"), ("demo --no-async-scheduling", "enforce_eager"),
         ("demo --enable-lora-bias true", "without biases"), ("demo --enable-lora-bias=True", "without biases"),
         ("demo --tp=", "one device"),
@@ -149,8 +150,8 @@ def test_flags_of_other_servers_without_an_effect_are_taken() -> None:
     """With the values that ask for nothing; what is no flag stays."""
     words = (
         "--tensor-parallel-size 1 demo --disable-log-requests --pp=1 --port 9000 --distributed-executor-backend mp "
-        "--chat-template-content-format auto --enable-request-id-headers --no-enable-lora-bias --enable-auto-tool-choice "
-        "--enable-log-requests false --enable-lora-bias=False --enable-dbo False --reasoning-parser-plugin= "
+        "--chat-template-content-format auto --enable-request-id-headers --no-enable-lora-bias "
+        "--enable-auto-tool-choice --enable-log-requests false --enable-lora-bias=False --enable-dbo False --reasoning-parser-plugin= "
         "--download-dir None --disable_log_stats --compilation-config.level 0"
     )
     assert without_absent(words.split(), SERVED) == (["demo", "--port", "9000"], "")
