@@ -151,7 +151,8 @@ def test_flags_of_other_servers_without_an_effect_are_taken() -> None:
     words = (
         "--tensor-parallel-size 1 demo --disable-log-requests --pp=1 --port 9000 --distributed-executor-backend mp "
         "--chat-template-content-format auto --enable-request-id-headers --no-enable-lora-bias "
-        "--enable-auto-tool-choice --enable-log-requests false --enable-lora-bias=False --enable-dbo False --reasoning-parser-plugin= "
+        "--enable-auto-tool-choice --enable-log-requests false --enable-lora-bias=False "
+        "--enable-dbo False --reasoning-parser-plugin= "
         "--download-dir None --disable_log_stats --compilation-config.level 0"
     )
     assert without_absent(words.split(), SERVED) == (["demo", "--port", "9000"], "")
