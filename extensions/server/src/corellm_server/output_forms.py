@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from corellm import ReasoningParams, StructuredOutputsParams
+from corellm.errors import InvalidParameterError
 from corellm.sampling_params import ConstraintParams, SamplingParams
 from corellm.serving import InputProcessor
 from corellm.structured_outputs import STRUCTURED
@@ -122,6 +123,16 @@ class OutputForms:
         stated = processor.parsers
         self._tool_parsers = Parsers(TOOLS, options.tool_call_parser, stated.get("tool_parser"))
         self._reasoning_parsers = Parsers(REASONING, options.reasoning_parser, stated.get("reasoning_parser"))
+
+    @cached_property
+    def can_bound_reasoning(self) -> bool:
+        """Whether what holds outputs to a form, and reasoning to a bound, is installed."""
+        bound = ReasoningParams(start="(", end=")", max_tokens=0).before(None)
+        try:
+            self._processor.check_params(SamplingParams(constraint=ConstraintParams(STRUCTURED, bound)))
+        except InvalidParameterError:
+            return False
+        return True
 
     def of(
         self,

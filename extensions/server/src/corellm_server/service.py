@@ -147,6 +147,8 @@ class Service:
             await self.preparation.check_form(exchange, body, params, is_of_tools=True)
         prompt = await self.preparation.conversation(exchange, body, priority=body.priority, tools=given)
         begun, thinks, budget = body.is_begun, body.thinks, body.thinking_budget
+        if isinstance(body, MessagesRequest) and not self.forms.can_bound_reasoning:
+            budget = None  # Anthropic's clients must state one, and there it is an aim
         form = form.after(prompt.text, params, is_begun=begun, thinks=thinks, budget=budget)
         params = form.params(params)
         with form_errors(exchange.form_field):

@@ -10,6 +10,7 @@ from anthropic import beta_tool
 from anthropic.types import Message
 
 from corellm import AsyncLLM
+from corellm.sampling.constraint import NO_CONSTRAINTS
 from extensions.server.tests.conftest import MODEL, Running, serving, user
 from extensions.server.tests.parsing.forms import FORMS, TOOLS
 from extensions.server.tests.scripted import ScriptedLLM
@@ -304,6 +305,21 @@ def test_thinking(running: Running, scripted: ScriptedLLM) -> None:
         assert [block["type"] for block in got] == (["thinking", "text"] if is_shown else ["text"])
         assert got[-1]["text"] == "Yes."
     running.post(COUNT, body).raise_for_status()
+
+
+def test_a_budget_without_what_bounds_it(
+    scripted: ScriptedLLM, loaded: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anthropic's clients must state one: it is left out where OpenAI's field, which nobody must give, is refused."""
+    monkeypatch.setattr(loaded.input_processor, "_constraints", NO_CONSTRAINTS)
+    template = "{{ messages[0].content }}{# <think> </think> #}"
+    scripted.outputs = ["<think>Hm.</think>Yes."]
+    with serving(scripted, allow_request_templates=True) as server:
+        body = {**ask(user("x")), "chat_template": template}
+        got = server.post(PATH, {**body, "thinking": {"type": "enabled", "budget_tokens": 9}})
+        assert [block["type"] for block in got.json()["content"]] == ["thinking", "text"]
+        refused = server.post("/v1/chat/completions", {**body, "thinking_token_budget": 9})
+        assert (refused.status_code, "corellm-structured" in refused.text) == (400, True)
 
 
 TOOL = {"name": "f", "input_schema": {"type": "object"}}
