@@ -77,8 +77,7 @@ ASIDE: dict[str, str] = {
     "scheduling/encoder_plan.py": "EncoderPlanner.begin_step",
     "scheduling/scheduler.py": "Scheduler._note_first_start Scheduler._add_drafts",
     "worker/model_runner.py": (
-        "ModelRunner._propose ModelRunner._begin ModelRunner._encoder_failure _scores_prompts _sampled_rows "
-        "ModelRunner.embed_text"
+        "ModelRunner._propose ModelRunner._begin ModelRunner._encoder_failure _scores_prompts ModelRunner.embed_text"
     ),
     "worker/kv_cache.py": "KVCache.swap_out KVCache.swap_in",
     "worker/step_in_flight.py": "StepInFlight.__init__",

@@ -29,6 +29,9 @@ ALLOWED = {
         "within",
     ): "of the promised seconds at full scale, else of two minutes",
     ("extensions/server/tests/test_media_fuzz.py", "test_damaged_media"): "measures at full scale alone",
+    ("extensions/structured/tests/proof/calls.py", "run"): "of `make forms` alone",
+    ("extensions/structured/tests/proof/hostile.py", "run"): "of `make forms` alone",
+    ("extensions/structured/tests/proof/hostile.py", "send"): "of `make forms` alone",
     ("tests/test_async_llm.py", "test_a_request_arrives_before_its_prompt_is_prepared"): "the order of moments",
 }
 

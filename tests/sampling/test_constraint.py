@@ -195,7 +195,7 @@ def test_what_constraints_share_is_prepared_where_the_model_runs(tiny_llava: Pat
     load_extensions().register(extension, name="the extension of the test")
     try:
         with LLM(str(tiny_llava), dtype="float32", max_model_len=64, num_kv_blocks=8) as llm:
-            assert prepared.wait(60)
+            assert prepared.wait(600)
             assert llm.generate("yes", SamplingParams(max_tokens=2), use_tqdm=False)[0].outputs[0].token_ids
     finally:
         load_extensions().unregister(extension)

@@ -249,14 +249,9 @@ class ModelRunner:
                 step.wait()
 
     def run(self, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], step: StepInFlight) -> None:
-        """Run one forward pass; sample a token for every chunk that ends its sequence, and for each of its drafts.
-
-        A chunk with drafts runs as so many sequences of one token, whose keys and values all are written before any is
-        read: with drafts, too, a step of decodes can be a graph.
-        """
-        given, of_given = chunks, states
-        has_drafts = self._proposals is not None and any(chunk.num_drafts for chunk in chunks)
-        if has_drafts:
+        """Run one forward pass; sample a token for every chunk that ends its sequence, and for each of its drafts."""
+        given = chunks
+        if self._proposals is not None and any(chunk.num_drafts for chunk in chunks):
             chunks, states = _token_by_token(chunks, states)
         batch = self.lay_out(chunks, states)
         ending = [i for i, chunk in enumerate(chunks) if chunk.samples]
@@ -267,18 +262,15 @@ class ModelRunner:
             is_whole = len(chunks) == len(step.batch.chunks)
             step.in_flight = graphs.asynchronous and is_whole and self._runs_ahead
         else:
-            ends = np.cumsum([chunk.num_tokens for chunk in chunks])[ending] - 1
-            outputs = upload(ends if ending else np.zeros(1, np.int64), self.device)
+            ends = np.cumsum([chunk.num_tokens for chunk in chunks]) - 1
+            outputs = upload(ends[ending or [0]], self.device)
             on_device = replace(upload_all(batch, self.device), outputs=None if _scores_prompts(states) else outputs)
             hidden = self.forward(on_device, chunks, states)
             self._add_prompt_logprobs(chunks, states, hidden, step.result)
             if not ending:
                 return
             logits = self.logits(hidden if len(hidden) == len(outputs) else hidden[outputs])
-        samplings = [states[i].sampling for i in ending]
-        if has_drafts:
-            samplings = _along_drafts(given, of_given)
-        step.tokens = self.sampler.start(logits, samplings)
+        step.tokens = self.sampler.start(logits, [states[i].sampling for i in ending])
         step.chunks = [chunk for chunk in given if chunk.samples]
 
     def forward(self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> Tensor:
@@ -369,16 +361,17 @@ def _is_plain_decode(chunks: Sequence[SequenceChunk], states: Sequence[SequenceS
 def _token_by_token(
     chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]
 ) -> tuple[list[SequenceChunk], list[SequenceState]]:
-    """Return the chunks of a step with a chunk for each token of those with drafts, and the states of each."""
+    """Return a step with a chunk for each token of those with drafts, and each one's state, as if they were right.
+
+    So many sequences of one token, whose keys and values all are written before any is read: with drafts, too, a step
+    of decodes can be a graph.
+    """
     rows = [chunk.one_by_one() if chunk.num_drafts else [chunk] for chunk in chunks]
-    repeated = [[state] * len(own) for state, own in zip(states, rows, strict=True)]
-    return [*chain.from_iterable(rows)], [*chain.from_iterable(repeated)]
-
-
-def _along_drafts(chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> list[SamplingState]:
-    """Return a sampling state for each token of a step after which one is sampled."""
-    ending = [(chunk, state.sampling) for chunk, state in zip(chunks, states, strict=True) if chunk.samples]
-    return [state for chunk, sampling in ending for state in sampling.along(chunk.drafts)]
+    along = [
+        [state, *(replace(state, sampling=sampling) for sampling in state.sampling.along(chunk.drafts)[1:])]
+        for chunk, state in zip(chunks, states, strict=True)
+    ]
+    return [*chain.from_iterable(rows)], [*chain.from_iterable(along)]
 
 
 def _scores_prompts(states: Sequence[SequenceState]) -> bool:
