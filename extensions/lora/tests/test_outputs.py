@@ -10,7 +10,7 @@ import pytest
 import transformers
 
 from corellm import LLM, LoRARequest, SamplingParams
-from corellm.errors import RequestFailedError
+from corellm.errors import InvalidParameterError, RequestFailedError
 from corellm.text_models.tiny import make_tiny_checkpoint
 from corellm_kernels.cpu import library
 from corellm_lora.adapters import Adapters
@@ -142,6 +142,18 @@ def test_results_are_the_requests_own(llama: Adapted, options: dict[str, Any]) -
         alone = [numbers_of(generate(llm, [prompt], llama.request(name))[0]) for prompt, name in REQUESTS]
         assert together == alone
     assert len({str(numbers) for numbers in together[: 1 + len(CONFIGS)]}) == 1 + len(CONFIGS)
+
+
+def test_beams_have_adapters(llama: Adapted, wanted: list[Continuation]) -> None:
+    """A search that follows one output finds what PEFT generates, with each prompt's own adapter."""
+    pytest.importorskip("corellm_decoding")
+    with engine(llama) as llm:
+        search: Any = llm.beam_search
+        params = {"beam_width": 1, "max_tokens": LENGTH, "ignore_eos": True}
+        found = search([prompt for prompt, _ in REQUESTS], params, lora_request=llama.requests(NAMES))
+        assert [list(output.outputs[0].token_ids) for output in found] == [want.token_ids for want in wanted]
+        with pytest.raises(InvalidParameterError, match="2 entries for 1 prompts"):
+            search(["a"], params, lora_request=llama.requests(NAMES[:2]))
 
 
 def test_cached_blocks_are_those_of_one_adapter(llama: Adapted, wanted: list[Continuation], tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "a bias": (stating(bias="all"), "bias='all'"),
     "a bias of lora_B": (with_one(f"{LAYER}.lora_B.bias", 64), "q_proj.lora_B.bias: a bias"),
     "changed weights": (stating(init_lora_weights="pissa_niter_4"), "init_lora_weights='pissa_niter_4'"),
-    "an unknown field": (stating(new_way="x"), "new_way='x': this cannot be served"),
+    "an unknown field": (stating(new_way="x"), "new_way='x': what this field asks for cannot be served; merge"),
     "copied layers": (stating(layer_replication=[[0, 2]]), "layer_replication"),
     "parameters": (stating(target_parameters=["mlp.experts"]), "target_parameters"),
     "a high rank": (stating(r=64), r"lora_A.weight is \[4, \d+\], and must be \[64, "),

@@ -26,7 +26,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
         ({"method": "draft_model", "model": "x"}, r"drafts of a model \('draft_model'\) are not there yet"),
         ({"model": "x", "num_speculative_tokens": 3}, r"drafts of a model \('x'\) are not there yet"),
         ({"method": "eagle3"}, "not there yet; methods that are: ngram, suffix"),
-        ({"method": "ngram"}, "num_speculative_tokens must be an integer from 1 to 64, got 0"),
+        ({"method": "ngram"}, "'ngram' needs num_speculative_tokens, .* from 1 to 64"),
         ({**NGRAM, "num_speculative_tokens": 65}, "num_speculative_tokens .* got 65"),
         ({**NGRAM, "num_speculative_tokens": True}, "num_speculative_tokens .* got True"),
         ({**NGRAM, "prompt_lookup_min": "2"}, "prompt_lookup_m.. must be an integer .* '2'"),

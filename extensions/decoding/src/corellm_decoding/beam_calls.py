@@ -7,7 +7,7 @@ tokens behind it: the prefix cache has all but the last of them. Knows requests 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +18,7 @@ from corellm.errors import CorellmError, InvalidParameterError
 from corellm.frontend.detokenizer import IncrementalDetokenizer
 from corellm.known_fields import refusing
 from corellm.llm import LLM
+from corellm.lora_request import LoRARequest, keys_of_each
 from corellm.outputs import CompletionOutput, PositionLogprobs, RequestMetrics, RequestOutput, refused_output
 from corellm.prompts import is_conversation, split_prompts
 from corellm.sampling_params import MAX_LOGPROBS, SamplingParams
@@ -55,7 +56,12 @@ class BeamCalls:
 
     @refusing()
     def beam_search(
-        self, prompts: Any, params: BeamSearchParams | dict[str, Any], *, on_error: OnError = "raise"
+        self,
+        prompts: Any,
+        params: BeamSearchParams | dict[str, Any],
+        *,
+        on_error: OnError = "raise",
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Search for the most likely outputs of prompts, as transformers' `generate(num_beams=)` does.
 
@@ -63,6 +69,7 @@ class BeamCalls:
             prompts: those of `LLM.generate`, or conversations as of `LLM.chat`, one or a list.
             params: how to search, for all prompts: `BeamSearchParams`, or its fields as a dictionary.
             on_error: as of `LLM.generate`.
+            lora_request: as of `LLM.generate`.
 
         Returns:
             One output per prompt, whose `outputs` are `BeamOutput`s, the best one first.
@@ -73,7 +80,8 @@ class BeamCalls:
         params = BeamSearchParams.of(params)
         self._engine.use.check_task("generate")
         listed = [prompts] if is_conversation(prompts) else split_prompts(prompts)
-        searches = [self._begun(prompt, params) for prompt in listed]
+        keys_of_all = keys_of_each(lora_request, len(listed))
+        searches = [self._begun(prompt, params, keys) for prompt, keys in zip(listed, keys_of_all, strict=True)]
         while any(wanted := [search.prompts for search in searches]):
             prepare = [partial(_itself, prompt) for some in wanted for prompt in some]
             steps = [search.step for search, some in zip(searches, wanted, strict=True) for _ in some]
@@ -82,16 +90,16 @@ class BeamCalls:
                 search.take(list(islice(found, len(some))))
         return self._llm.run_ended([search.output() for search in searches], on_error)
 
-    def _begun(self, prompt: Any, params: BeamSearchParams) -> Search:
+    def _begun(self, prompt: Any, params: BeamSearchParams, keys: Mapping[str, Any] | None) -> Search:
         """Return the search of a prompt; one that has failed, if the prompt is wrong."""
         processor = self._engine.input_processor
-        process: Callable[[Any], ProcessedPrompt] = (
+        process: Callable[..., ProcessedPrompt] = (
             processor.process_chat if is_conversation(prompt) else processor.process
         )
         limit = self._engine.scheduler.limits.max_total_tokens
         search = Search(params, self._engine.eos_token_ids, self._engine.context.tokenizer)
         try:
-            search.begin(process(prompt), limit)
+            search.begin(process(prompt, prompt_keys=keys), limit)
         except CorellmError as error:
             search.fail(refused_output("beam-search", error, params.beam_width))
         return search
@@ -108,7 +116,9 @@ class AsyncBeamCalls:
         self._llm = llm
 
     @refusing()
-    async def beam_search(self, prompt: Any, params: BeamSearchParams | dict[str, Any]) -> RequestOutput:
+    async def beam_search(
+        self, prompt: Any, params: BeamSearchParams | dict[str, Any], *, lora_request: LoRARequest | None = None
+    ) -> RequestOutput:
         """Search for the most likely outputs of a prompt, as `LLM.beam_search`; cancelling aborts it.
 
         Raises:
@@ -118,8 +128,9 @@ class AsyncBeamCalls:
         """
         llm = self._llm
         search = Search(BeamSearchParams.of(params), llm.engine.eos_token_ids, llm.engine.context.tokenizer)
-        if not isinstance(prompt, ProcessedPrompt):
-            prompt = await asyncio.to_thread(llm.input_processor.process, prompt)
+        (keys,) = keys_of_each(lora_request, 1)
+        if keys or not isinstance(prompt, ProcessedPrompt):
+            prompt = await asyncio.to_thread(llm.input_processor.process, prompt, prompt_keys=keys)
         search.begin(prompt, llm.max_model_len)
         while prompts := search.prompts:
             search.take(await asyncio.gather(*(_only(llm.generate(one, search.step)) for one in prompts)))

@@ -64,7 +64,7 @@ class BeamSearchParams(KnownFields):
             InvalidParameterError: neither of both, or a wrong field.
         """
         if isinstance(given, Mapping):
-            if "beam_width" not in given:
+            if "beam_width" not in given and given.keys() <= cls.__dataclass_fields__.keys():
                 raise InvalidParameterError(
                     "beam_search needs beam_width, how many outputs to follow", param="beam_width"
                 )

@@ -39,6 +39,7 @@ _REASONS = {
     "layer_replication": "layers of the base model cannot be replicated; save the model with its copies",
 }
 """By field that would have an effect: why it is refused, and the way out."""
+_UNKNOWN = "what this field asks for cannot be served; merge the adapter into the checkpoint (peft: merge_and_unload)"
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class AdapterConfig:
             raise refusal(where, f"peft_type is {kind!r:.60}; adapters of peft_type 'LORA' can be served")
         for name, value in stated.items():
             if value and name not in _WITHOUT_EFFECT and name not in _READ:
-                raise refusal(where, f"{name}={value!r:.60}: {_REASONS.get(name, 'this cannot be served')}")
+                raise refusal(where, f"{name}={value!r:.60}: {_REASONS.get(name, _UNKNOWN)}")
         if stated.get("bias", "none") != "none":
             raise refusal(where, f"bias={stated['bias']!r:.60}: biases cannot be replaced; train with bias='none'")
         if (init := stated.get("init_lora_weights")) not in _PLAIN_INITS:

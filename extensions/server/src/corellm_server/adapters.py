@@ -22,14 +22,12 @@ def adapters_of(given: Collection[str], taken: Collection[str], processor: Input
         processor: of the model's prompts.
 
     Raises:
-        ConfigError: they cannot be read so, or a name is taken.
+        ConfigError: a name is taken.
         RequestError: one is none for this model.
     """
     adapters: dict[str, LoRARequest] = {}
     for number, one in enumerate(given, 1):
-        name, equals, path = one.partition("=")
-        if not (name and equals and path):
-            raise ConfigError(f"lora_modules must be like name=directory, got {one!r:.200}")
+        name, _, path = one.partition("=")
         if name in taken or name in adapters:
             raise ConfigError(f"lora_modules: {name!r:.100} is the name of another model here; choose another one")
         adapters[name] = LoRARequest(name, number, path)

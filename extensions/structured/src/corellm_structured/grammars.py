@@ -6,6 +6,7 @@ Knows llguidance's limits and how it reports what is wrong; knows tokens by thei
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -65,4 +66,5 @@ def compiled(definition: str, tokenizer: LLTokenizer, around: str | None = None)
 def _short(message: str) -> str:
     """Return what is wrong, without the grammar around it."""
     lines = [line.strip() for line in message.splitlines() if " | " not in line and "^" not in line]
-    return " ".join(" ".join(lines).split())[:_MAX_MESSAGE]
+    told = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", " ".join(" ".join(lines).split()))
+    return told[:_MAX_MESSAGE]

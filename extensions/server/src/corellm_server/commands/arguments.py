@@ -41,7 +41,7 @@ def configured(args: argparse.Namespace) -> tuple[ServerConfig, dict[str, Any]]:
     """The server's configuration, and the engine's arguments.
 
     Raises:
-        ConfigError: an option is wrong, or there is no model.
+        ConfigError: an option is wrong or lacks another, or there is no model.
     """
     given: dict[str, Any] = read_config(args.config, _CONFIGS) if args.config else {}
     given |= given_fields(vars(args), _CONFIGS)
@@ -54,4 +54,6 @@ def configured(args: argparse.Namespace) -> tuple[ServerConfig, dict[str, Any]]:
         limits=RequestLimits(**given_fields(given, [RequestLimits])),
         fetching=FetchSettings(**given_fields(given, [FetchSettings])),
     )
+    if config.options.lora_modules and not given.get("enable_lora"):
+        raise ConfigError("lora_modules needs enable_lora: a model that is loaded without takes no adapters; set both")
     return config, given_fields(given, ENGINE_CONFIGS)

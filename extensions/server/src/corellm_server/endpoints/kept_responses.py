@@ -73,7 +73,8 @@ def kept_response_routes(service: Service) -> APIRouter:
             found = await kept.find(exchange, response_id)
         assert isinstance(found, Found)
         if not msgspec.json.decode(found.response)["background"]:
-            raise ApiError(400, f"response {response_id!r} was made for its client; that has it", param="response_id")
+            told = "was not made in the background: only such a response can be cancelled"
+            raise ApiError(400, f"response {response_id!r} {told}", param="response_id")
         return _whole(found)
 
     @router.get(_PATH + "/input_items", responses={200: {"model": ItemList}, **ID_ERRORS}, response_model=None)

@@ -125,7 +125,8 @@ class CompletionFields(SamplingFields):
     logprob_token_ids: Annotated[list[int], FIRST_ERROR] | None = None
     """Report log-probabilities of these tokens, too; with `logprobs`."""
     response_format: dict[str, Any] | None = None
-    """The form of the output: `{"type": "text"}`, `json_object`, or `json_schema` with `json_schema.schema`."""
+    """The form of the output: `{"type": "text"}`, `json_object`, `json_schema` with `json_schema.schema`, or
+    `structural_tag`."""
 
     @property
     def usage_options(self) -> dict[str, bool]:

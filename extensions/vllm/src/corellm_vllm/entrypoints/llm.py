@@ -98,13 +98,18 @@ class LLM(CoreLLM):
 
         @takes(REQUEST_ARGUMENTS)
         def beam_search(
-            self, prompts: Any, params: Any, use_tqdm: Bar = False, concurrency_limit: int | None = None
+            self,
+            prompts: Any,
+            params: Any,
+            lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+            use_tqdm: Bar = False,
+            concurrency_limit: int | None = None,
         ) -> list[BeamSearchOutput]:
             """Search for the most likely outputs of prompts, as `corellm.LLM.beam_search`.
 
             There is no bar; how many run at once is the engine's to know.
             """
-            found = super().beam_search(each_taken(prompts), params)
+            found = super().beam_search(each_taken(prompts), params, lora_request=lora_request)
             return [output_of(output, self.get_tokenizer()) for output in found]
 
     # --- models that pool -------------------------------------------------------------------------------------------
