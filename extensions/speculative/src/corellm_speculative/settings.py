@@ -75,8 +75,8 @@ class DraftSettings:
             )
         elif self.num_speculative_tokens == 0:
             raise ConfigError(
-                f"speculative_config: the method {self.method!r} needs num_speculative_tokens, most drafts of a request "
-                f"in a step: an integer from 1 to {_MOST_DRAFTS}"
+                f"speculative_config: the method {self.method!r} needs num_speculative_tokens, most drafts of a "
+                f"request in a step: an integer from 1 to {_MOST_DRAFTS}"
             )
         _integer("num_speculative_tokens", self.num_speculative_tokens, 1, _MOST_DRAFTS)
         _integer("prompt_lookup_min", self.prompt_lookup_min, 1, _MOST_COMPARED)
