@@ -218,6 +218,10 @@ class OutputForms:
             ApiError: there is none, or the template does not show tools to the model.
         """
         parser = self._tool_parsers.of(template)
+        if template is not None and "tools" not in template and "tool_parser" not in self._processor.parsers:
+            told = "tools: this model's chat template does not take tools, so that the model would not know of them"
+            instead = "describe them in a message, or demand a call with tool_choice"
+            raise ApiError(400, f"{told}; {instead}", param="tools", code="unsupported_parameter")
         if parser is None:
             raise ApiError(
                 400,
@@ -226,9 +230,6 @@ class OutputForms:
                 param="tools",
                 code="unsupported_parameter",
             )
-        if template is not None and "tools" not in template and "tool_parser" not in self._processor.parsers:
-            told = "tools: this model's chat template does not take tools, so that the model would not know of them"
-            raise ApiError(400, f"{told}; describe them in a message", param="tools", code="unsupported_parameter")
         return parser
 
     @cached_property

@@ -257,6 +257,8 @@ def test_a_model_whose_form_is_not_known(loaded: AsyncLLM) -> None:
     with serving(scripted, allow_request_templates=True) as server:
         create = server.client().chat.completions.create
         with pytest.raises(openai.BadRequestError, match=r"--tool-call-parser and one of .*hermes"):
+            create(**ask(), extra_body={"chat_template": "{{ tools }}{{ messages[0].content }}"})
+        with pytest.raises(openai.BadRequestError, match="template does not take tools"):  # no option would help
             create(**ask(), extra_body=plain)
     with serving(scripted, allow_request_templates=True, tool_call_parser="hermes", reasoning_parser="none") as server:
         create = server.client().chat.completions.create
