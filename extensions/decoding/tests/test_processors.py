@@ -23,6 +23,7 @@ from corellm.errors import InvalidParameterError, RequestFailedError
 from corellm.plugin.extensions import load_extensions
 from corellm.sampling.constraint import NO_CONSTRAINTS
 from corellm_decoding import BatchedLogitsProcessor, SequenceTokens
+from corellm_decoding.processing import Processing
 from extensions.decoding.tests.extension import Processors
 from tests.fixtures import generate_together, random_image
 
@@ -198,6 +199,28 @@ def test_what_is_wrong_is_refused(llm: LLM, wrong: Any, words: str) -> None:
     with pytest.raises(InvalidParameterError, match=words) as caught:
         llm.generate("yes", SamplingParams(logits_processors=wrong), use_tqdm=False)
     assert caught.value.param == "logits_processors"
+
+
+def test_arguments_are_told_apart() -> None:
+    """Equal ones share a processor, others never do; what cannot be told apart is refused."""
+    made: list[Any] = []
+
+    def make(arguments: Any) -> Any:
+        made.append(arguments)
+        return away
+
+    def check(arguments: Any) -> None:
+        processing.check(SamplingParams(logits_processors=[{"name": "own", "arguments": arguments}]))
+
+    processing = Processing({"own": make})
+    for given in ({"a": {1: 2}}, {"a": {"1": 2}}, {"a": {1: 2}}, {"b": 1, 2: 3}):
+        check(given)
+    assert made == [{"a": {1: 2}}, {"a": {"1": 2}}, {"b": 1, 2: 3}]
+    circle: dict[str, Any] = {}
+    circle["a"] = circle
+    for wrong in (circle, {"a": torch.arange(5000)}, {"a": 1 << 70}):
+        with pytest.raises(InvalidParameterError, match="arguments of 'own' must be plain data"):
+            check(wrong)
 
 
 def test_without_the_extension() -> None:

@@ -5,11 +5,12 @@ Knows sampling states and rows; how a processor is called is in `processors`. On
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from corellm.errors import ContractError, CorellmError, InvalidParameterError, RequestFailedError
 from corellm.plugin.extensions import call_extensions
@@ -36,7 +37,7 @@ class Processing:
 
     def __init__(self, makers: Mapping[str, Maker]) -> None:
         self._makers = makers
-        self._known: dict[str, Processor] = {}
+        self._known: dict[bytes, Processor] = {}
 
     @classmethod
     def found(cls, tokenizer: Any, vocab_size: int) -> Processing:
@@ -120,7 +121,7 @@ class Processing:
                 f"(there are: {', '.join(sorted(self._makers)) or 'none'})",
                 param="logits_processors",
             )
-        key = json.dumps([wanted.name, wanted.arguments], sort_keys=True, default=repr)
+        key = _key(wanted)
         if key not in self._known:
             made = self._newly_made(make, wanted)
             if len(self._known) >= _NUM_KNOWN:
@@ -134,6 +135,21 @@ class Processing:
         except Exception as error:
             failure = failure_of(f"making the logits processor {wanted.name!r:.100}", error, RequestFailedError)
         raise failure
+
+
+def _key(wanted: LogitsProcessorParams) -> bytes:
+    """Return what tells a name with its arguments from all others.
+
+    Raises:
+        InvalidParameterError: the arguments are no plain data.
+    """
+    try:
+        return msgspec.msgpack.encode([wanted.name, dict(wanted.arguments)])
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidParameterError(
+            f"logits_processors: the arguments of {wanted.name!r:.100} must be plain data: {error}",
+            param="logits_processors",
+        ) from error
 
 
 def _is_makers(result: Any) -> bool:
