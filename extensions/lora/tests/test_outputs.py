@@ -13,6 +13,7 @@ from corellm import LLM, LoRARequest, SamplingParams
 from corellm.errors import InvalidParameterError, RequestFailedError
 from corellm.text_models.tiny import make_tiny_checkpoint
 from corellm_kernels.cpu import library
+from corellm_lora.adapter_files import AdapterFiles
 from corellm_lora.adapters import Adapters
 from corellm_testing.reference import Continuation
 from extensions.lora.tests.adapters import Adapted
@@ -208,6 +209,30 @@ def test_many_adapters_take_turns(llama: Adapted, tmp_path: Path, monkeypatch: p
         assert numbers_of(output)[0] == numbers_of(outputs[number % 4])[0]
     starts = [output.metrics.scheduled_ts for output in outputs]
     assert starts == sorted(starts)
+
+
+@pytest.mark.parametrize("content", ["another's", "cut off"])
+def test_weights_that_change_while_they_are_read(
+    llama: Adapted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    """A training that saves again, just after the file was checked: the request fails, and those beside it do not."""
+    written = {"another's": llama.adapters["attention"], "cut off": llama.adapters["all"]}[content]
+    for file in Path(llama.adapters["all"].lora_path).iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights, factors = tmp_path / "adapter_model.safetensors", AdapterFiles.factors
+    changed = (Path(written.lora_path) / weights.name).read_bytes()
+
+    def late(files: AdapterFiles) -> Any:
+        weights.write_bytes(changed[: 5000 if content == "cut off" else None])
+        return factors(files)
+
+    monkeypatch.setattr(AdapterFiles, "factors", late)
+    adapters = [LoRARequest("again", 1, str(tmp_path)), None]
+    with engine(llama) as llm:
+        changing, plain = llm.generate(["yes"] * 2, use_tqdm=False, on_error="return", lora_request=adapters)
+    assert isinstance(changing.error, RequestFailedError)
+    assert "'again' cannot be read any more: adapter_model.safetensors changed" in str(changing.error)
+    assert plain.error is None
 
 
 def test_an_adapter_that_is_not_there_any_more(llama: Adapted, wanted: list[Continuation], tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ class AdapterFiles:
     path: Path
     digest: bytes
     """Of both files: what tells the adapter from all others."""
+    weights_digest: bytes
     places: Mapping[str, Place]
     """By layer of the model."""
 
@@ -73,38 +74,42 @@ class AdapterFiles:
             InvalidParameterError: a file is absent or broken, or the adapter is none for this model.
         """
         folder = Path(path)
-        config, digest = _read_config(name, folder), hashlib.sha256()
+        config, digest = _read_config(name, folder)
         try:
-            for file in (CONFIG, WEIGHTS):
-                with (folder / file).open("rb") as opened:
-                    digest.update(hashlib.file_digest(opened, "sha256").digest())
+            with (folder / WEIGHTS).open("rb") as opened:
+                weights = hashlib.file_digest(opened, "sha256").digest()
             places = dict(_places(name, config, _shapes(name, folder / WEIGHTS), terms))
         except OSError as error:
             raise _unreadable(name, folder, error) from error
-        return cls(folder, digest.digest(), places)
+        return cls(folder, hashlib.sha256(digest + weights).digest(), weights, places)
 
     def factors(self) -> Mapping[str, Factors]:
         """Read the factors, by layer.
 
         Raises:
-            OSError: the file cannot be read.
+            OSError: the file cannot be read, or is not the one that was checked.
         """
         from safetensors.torch import load
 
-        tensors = load((self.path / WEIGHTS).read_bytes())
+        content = (self.path / WEIGHTS).read_bytes()
+        if hashlib.sha256(content).digest() != self.weights_digest:
+            raise OSError(f"{WEIGHTS} changed while it was read")
+        tensors = load(content)
         return {layer: Factors(tensors[place.a], tensors[place.b], place.scale) for layer, place in self.places.items()}
 
 
-def _read_config(name: str, folder: Path) -> AdapterConfig:
+def _read_config(name: str, folder: Path) -> tuple[AdapterConfig, bytes]:
+    """Return what the configuration states, and its digest."""
     try:
-        stated = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        content = (folder / CONFIG).read_bytes()
+        stated = json.loads(content.decode())
     except OSError as error:
         raise _unreadable(name, folder, error) from error
     except (ValueError, RecursionError) as error:
         raise refusal(name, f"{CONFIG} is no JSON ({error}); save the adapter again") from error
     if not isinstance(stated, dict):
         raise refusal(name, f"{CONFIG} must hold an object, got {stated!r:.60}")
-    return AdapterConfig.of(stated, name)
+    return AdapterConfig.of(stated, name), hashlib.sha256(content).digest()
 
 
 def _unreadable(name: str, folder: Path, error: OSError) -> InvalidParameterError:
