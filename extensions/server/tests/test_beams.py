@@ -62,7 +62,7 @@ def test_chat(running: Running, offline: LLM) -> None:
         ({"use_beam_search": True, "early_stopping": "soon"}, "early_stopping"), ({"best_of": 2}, "best_of"),
         ({"use_beam_search": True, "response_format": {"type": "json_object"}}, "use_beam_search"),
         ({"use_beam_search": True, "length_penalty": 1e9}, "length_penalty"), ({"early_stopping": True},
-        "early_stopping"),
+        "early_stopping"), ({"use_beam_search": True, "temperature": 0.5}, "temperature"),
     ],
 )  # fmt: skip
 def test_what_is_refused(running: Running, fields: dict[str, Any], param: str) -> None:

@@ -44,6 +44,14 @@ def beam_fields(request: CompletionFields, params: SamplingParams, limits: Reque
         value = getattr(request, name, None)
         if value is not None and value not in neutral:
             raise ApiError(400, f"{name} has no effect on a search with beams; leave it out", param=name)
+    if request.temperature not in (None, 0, 1):
+        # the search would read the whole vocabulary for each beam, beside the event loop's other work
+        raise ApiError(
+            400,
+            "a search with beams is by the model's own probabilities: temperature must be 0, 1 or left out, got "
+            f"{request.temperature}",
+            param="temperature",
+        )
     if params.constraint is not None:
         raise ApiError(
             400, "a search with beams holds outputs to no form; leave one of both out", param="use_beam_search"
@@ -51,7 +59,7 @@ def beam_fields(request: CompletionFields, params: SamplingParams, limits: Reque
     width = params.n if request.best_of is None else request.best_of
     if not params.n <= width <= limits.max_n:
         raise ApiError(400, f"best_of must be in [n, {limits.max_n}], n is {params.n}, got {width}", param="best_of")
-    given = {name: getattr(request, name) for name in ("early_stopping", "ignore_eos", "length_penalty", "temperature")}
+    given = {name: getattr(request, name) for name in ("early_stopping", "ignore_eos", "length_penalty")}
     return {
         **{name: value for name, value in given.items() if value is not None},
         "beam_width": width,
