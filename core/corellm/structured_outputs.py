@@ -40,6 +40,11 @@ class ReasoningParams(KnownFields):
         for name in ("start", "end"):
             if not isinstance(marker := getattr(self, name), str) or not 0 < len(marker.strip()) <= _MAX_MARKER:
                 raise _wrong(f"reasoning.{name}", f"must be 1 to {_MAX_MARKER} characters, got {marker!r:.100}")
+            try:
+                marker.encode()
+            except UnicodeEncodeError:
+                told = f"must be text of whole characters, got {marker!r:.100}"
+                raise _wrong(f"reasoning.{name}", told) from None
         if not isinstance(self.is_begun, bool):
             raise _wrong("reasoning.is_begun", f"must be True or False, got {self.is_begun!r:.100}")
         bound = self.max_tokens

@@ -93,6 +93,7 @@ def test_copies_keep_it_and_the_last_one_holds() -> None:
         ({"reasoning": ReasoningParams()}, "", "got none"),
         ({"regex": "a", "reasoning": 5}, ".reasoning", "must be a ReasoningParams or its fields, got 5"),
         ({"regex": "a", "reasoning": {"end": " "}}, ".reasoning.end", "must be 1 to 100 characters"),
+        ({"regex": "a", "reasoning": {"end": "\ud800x"}}, ".reasoning.end", "must be text of whole characters"),
         ({"regex": "a", "reasoning": {"is_begun": 1}}, ".reasoning.is_begun", "must be True or False"),
         ({"regex": "a", "reasoning": {"max_tokens": -1}}, ".reasoning.max_tokens", "at least 0, or None; got -1"),
         ({"regex": "a", "reasoning": {"max_tokens": True}}, ".reasoning.max_tokens", "must be an integer"),
