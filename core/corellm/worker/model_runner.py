@@ -259,7 +259,7 @@ class ModelRunner:
         if graphs is not None and graphs.fits(batch) and _is_plain_decode(chunks, states):
             logits = graphs.run(batch)
             # the scheduler knows nothing yet of chunks that failed before the forward pass
-            is_whole = len(chunks) == len(step.batch.chunks)
+            is_whole = len(given) == len(step.batch.chunks)
             step.in_flight = graphs.asynchronous and is_whole and self._runs_ahead
         else:
             ends = np.cumsum([chunk.num_tokens for chunk in chunks]) - 1

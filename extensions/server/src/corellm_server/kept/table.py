@@ -174,14 +174,14 @@ class ResponseTable:
 
 
 def _opened(file: str) -> sqlite3.Connection:
-    """A database in a file that only this user can read, and only this process can use."""
+    """A database in a file that only this process can use; a new one, only this user can read."""
     told = f"responses_store {file!r:.200}"
     if not Path(file).parent.is_dir():
         raise ConfigError(f"{told}: there is no such directory; make it")
     try:
         os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
         db = sqlite3.connect(file, check_same_thread=False, timeout=1.0)
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, ValueError, sqlite3.Error) as error:
         raise ConfigError(f"{told} cannot be opened for writing; choose another file") from error
     try:
         db.execute("PRAGMA locking_mode = EXCLUSIVE")
