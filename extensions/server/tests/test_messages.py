@@ -264,7 +264,7 @@ def test_errors_of_the_clients_own(running: Running, llm: AsyncLLM, monkeypatch:
     """Each status raises the exception that Anthropic's client has for it, with our message."""
     fine: Any = {"model": MODEL, "max_tokens": 3, "messages": user("x")}
     with client_of(running) as client:
-        with pytest.raises(anthropic.BadRequestError, match="which form this model writes calls"):
+        with pytest.raises(anthropic.BadRequestError, match="template does not take tools"):
             client.messages.create(**fine, tools=[{"name": "f", "input_schema": {"type": "object"}}])
         with pytest.raises(anthropic.NotFoundError, match="no model 'other'") as caught:
             client.messages.create(**{**fine, "model": "other"})
@@ -343,7 +343,8 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"temperature": 2.1}, "temperature"), ({"temperature": "x"}, "temperature"), ({"top_p": 0}, "top_p"),
     ({"top_k": -2}, "top_k"), ({"stream": "x"}, "stream"), ({"cache_control": 1}, "cache_control"),
     ({"tools": [{"name": "f"}]}, "tools[0].input_schema"), ({"tools": {}}, "tools"),
-    ({"tools": [{"name": "f", "input_schema": {}}]}, "tools: it is not known"), ({"mcp_servers": [1]}, "mcp_servers"),
+    ({"tools": [{"name": "f", "input_schema": {}}]}, "tools: this model's chat template"),
+    ({"mcp_servers": [1]}, "mcp_servers"),
     ({"thinking": {"type": "on"}}, "thinking"), ({"thinking": {"type": "enabled", "x": 1}}, "thinking.x"),
     ({"container": "c"}, "container"), ({"output_config": {"format": {}}}, "output_config.format"),
     ({"output_config": {"x": 1}}, "output_config.x"), ({"nonsense": 1}, "'nonsense'"),
