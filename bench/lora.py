@@ -17,6 +17,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from bench.rates import print_rates
 from corellm import LLM, LoRARequest, SamplingParams
 from corellm_llava.tiny import make_tiny_checkpoint
 
@@ -85,9 +86,7 @@ def main() -> None:
                     times[name].append(seconds(engine, each, args.tokens))
     best = {name: min(found[1:]) for name, found in times.items()}
     print(f"{args.batch} requests, {args.tokens} tokens each, adapters of rank {args.rank}, {args.dtype}")
-    for name, spent in best.items():
-        rate, step = args.batch * args.tokens / spent, 1000 * spent / args.tokens
-        print(f"{name:6} {rate:8.0f} tokens/s {step:6.2f} ms a step {best['none'] / spent:6.2f} of none")
+    print_rates(best, args.batch, args.tokens, "none")
 
 
 if __name__ == "__main__":

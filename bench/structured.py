@@ -10,6 +10,7 @@ import argparse
 import tempfile
 import time
 
+from bench.rates import print_rates
 from corellm import LLM, SamplingParams, StructuredOutputsParams
 from corellm_llava.tiny import make_tiny_checkpoint
 
@@ -61,9 +62,7 @@ def main() -> None:
                 times[name].append(seconds(llm, form, args.batch, args.tokens))
     best = {name: min(found[1:]) for name, found in times.items()}
     print(f"{args.batch} requests, {args.tokens} tokens each")
-    for name, spent in best.items():
-        rate, step = args.batch * args.tokens / spent, 1000 * spent / args.tokens
-        print(f"{name:8} {rate:8.0f} tokens/s {step:6.2f} ms a step {best['free'] / spent:6.2f} of free")
+    print_rates(best, args.batch, args.tokens, "free")
 
 
 if __name__ == "__main__":

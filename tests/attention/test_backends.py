@@ -239,10 +239,8 @@ class WithAnOldName(ReferenceAttention):
 )
 def test_a_backend_of_an_older_core_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, words: str) -> None:
     """The error names it and says what to change."""
-    offers = {"old": f"{__name__}:{name}"}
-    monkeypatch.setattr(
-        "corellm.attention.registry.call_extensions", lambda *_: [("the extension 'mine' of toy", offers)]
-    )
+    offer = ("the extension 'mine' of toy", "old", f"{__name__}:{name}")
+    monkeypatch.setattr("corellm.attention.registry.offers_by_name", lambda *_: [offer])
     with pytest.raises(ContractError, match=rf"(?s)the extension 'mine' of toy: .*{words}"):
         select_backend(torch.device("cpu"), torch.float32)
 

@@ -227,6 +227,26 @@ def check_pooling(work: Path, wheels: Wheels) -> None:
     print("corellm-pooling: embeds, and is missed where it is not", flush=True)
 
 
+@dataclass(frozen=True)
+class Script:
+    """What a script says with an extension, and is told without it."""
+
+    name: str
+    """Of the distribution, without `corellm-`."""
+    code: str
+    says: str
+
+    def __call__(self, work: Path, wheels: Wheels) -> None:
+        """Run it with the core and one plugin, from their wheels, then without the extension."""
+        distribution = f"corellm-{self.name}"
+        environment = installed(work / self.name, [distribution, "corellm-llava"], wheels)
+        expect(distribution, environment.corellm("plugins"))
+        expect(self.says, environment.python("-c", self.code))
+        environment.pip("uninstall", "--yes", distribution)
+        expect(f"pip install ./extensions/{self.name}", environment.python("-c", self.code, status=1))
+        print(f"{distribution}: {self.says.rstrip(': ')}, and is missed where it is not", flush=True)
+
+
 DRAFTS = """
 from corellm import LLM, SamplingParams
 
@@ -235,32 +255,12 @@ print("tokens:", len(llm.generate("A A A A", SamplingParams(max_tokens=4))[0].ou
 """
 
 
-def check_speculative(work: Path, wheels: Wheels) -> None:
-    """Check drafts with the core and one plugin; what is missing without it."""
-    environment = installed(work / "speculative", ["corellm-speculative", "corellm-llava"], wheels)
-    expect("corellm-speculative", environment.corellm("plugins"))
-    expect("tokens: ", environment.python("-c", DRAFTS))
-    environment.pip("uninstall", "--yes", "corellm-speculative")
-    expect("pip install ./extensions/speculative", environment.python("-c", DRAFTS, status=1))
-    print("corellm-speculative: drafts, and is missed where it is not", flush=True)
-
-
 STRUCTURED = """
 from corellm import LLM, SamplingParams, StructuredOutputsParams
 
 params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["first", "second"]))
 print("one of both:", LLM("demo").generate("A", params)[0].outputs[0].text)
 """
-
-
-def check_structured(work: Path, wheels: Wheels) -> None:
-    """Check outputs of a given form with the core and one plugin: a choice; what is missing without it."""
-    environment = installed(work / "structured", ["corellm-structured", "corellm-llava"], wheels)
-    expect("corellm-structured", environment.corellm("plugins"))
-    expect("one of both: ", environment.python("-c", STRUCTURED))
-    environment.pip("uninstall", "--yes", "corellm-structured")
-    expect("pip install ./extensions/structured", environment.python("-c", STRUCTURED, status=1))
-    print("corellm-structured: a choice, and is missed where it is not", flush=True)
 
 
 DECODING = """
@@ -313,16 +313,6 @@ print("differ:", outputs[0].outputs[0].token_ids != outputs[1].outputs[0].token_
 """
 
 
-def check_lora(work: Path, wheels: Wheels) -> None:
-    """Check adapters with the core and one plugin: one changes an output; what is missing without the extension."""
-    environment = installed(work / "lora", ["corellm-lora", "corellm-llava"], wheels)
-    expect("corellm-lora", environment.corellm("plugins"))
-    expect("differ: True", environment.python("-c", LORA))
-    environment.pip("uninstall", "--yes", "corellm-lora")
-    expect("pip install ./extensions/lora", environment.python("-c", LORA, status=1))
-    print("corellm-lora: an adapter, and is missed where it is not", flush=True)
-
-
 def check_testing(work: Path, wheels: Wheels) -> None:
     """Check the tools of authors with the core alone: they start; the contract of a plugin is checked with each."""
     environment = installed(work / "testing", ["corellm-testing"], wheels)
@@ -360,10 +350,10 @@ def check_vllm(work: Path, wheels: Wheels) -> None:
 EXTENSIONS = {
     "corellm-server": check_server,
     "corellm-decoding": check_decoding,
-    "corellm-lora": check_lora,
+    "corellm-lora": Script("lora", LORA, "differ: True"),
     "corellm-pooling": check_pooling,
-    "corellm-speculative": check_speculative,
-    "corellm-structured": check_structured,
+    "corellm-speculative": Script("speculative", DRAFTS, "tokens: "),
+    "corellm-structured": Script("structured", STRUCTURED, "one of both: "),
     "corellm-testing": check_testing,
     "corellm-vllm": check_vllm,
 }

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 import inspect
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from corellm.errors import ConfigError, ContractError
 from corellm.hookspecs import hookimpl
-from corellm.plugin.extensions import call_extensions
+from corellm.plugin.extensions import is_text, offers_by_name
 
 if TYPE_CHECKING:
     import torch
@@ -100,16 +100,5 @@ def _offers() -> dict[str, _Offer]:
     Raises:
         ContractError: two extensions register the same name.
     """
-    offers: dict[str, _Offer] = {}
-    for extension, offered in call_extensions("register_attention_backends", _is_text_by_text):
-        for name, location in offered.items():
-            if name in offers:
-                raise ContractError(
-                    f"{extension} and {offers[name].extension} both offer an attention backend {name!r}; uninstall one"
-                )
-            offers[name] = _Offer(extension, location)
-    return offers
-
-
-def _is_text_by_text(result: Any) -> bool:
-    return isinstance(result, dict) and all(isinstance(text, str) for item in result.items() for text in item)
+    offers = offers_by_name("register_attention_backends", is_text, "offer an attention backend")
+    return {name: _Offer(extension, location) for extension, name, location in offers}

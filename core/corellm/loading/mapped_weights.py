@@ -19,7 +19,7 @@ _PROC = Path("/proc/self")
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ...p .*\.safetensors$")
 _ANY_MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ ")
 _WRITTEN = re.compile(r"(Anonymous|Swap): +[1-9]")
-"""Of a mapping in smaps: some of its pages are of no file, as they were written."""
+"""A line of smaps that a mapping has where some of its pages were written, and so are no longer the file's."""
 _PRESENT, _SWAPPED, _OF_FILE = 1 << 63, 1 << 62, 1 << 61
 """Bits of a page in pagemap (Linux, `admin-guide/mm/pagemap`); a page that was written is of no file."""
 _AT_ONCE = 1 << 20

@@ -160,6 +160,39 @@ def call_extensions(
             yield name, result
 
 
+def offers_by_name(
+    hook: str, expected: Callable[[Any], bool], both: str, **arguments: Any
+) -> Iterator[tuple[str, str, Any]]:
+    """Call a hook whose results are dicts by name; arguments and errors as of `call_extensions`.
+
+    Args:
+        expected: whether a value of such a dict is one that the hook may return.
+        both: what two extensions that offer the same name do, for messages: `offer an attention backend`.
+
+    Yields:
+        What messages call the extension, a name, and what is offered by it.
+
+    Raises:
+        ContractError: two extensions offer the same name.
+    """
+
+    def is_dict(result: Any) -> bool:
+        return isinstance(result, dict) and all(isinstance(name, str) and expected(one) for name, one in result.items())
+
+    owners: dict[str, str] = {}
+    for extension, offered in call_extensions(hook, is_dict, **arguments):
+        for name, offer in offered.items():
+            if name in owners:
+                raise ContractError(f"{extension} and {owners[name]} both {both} {name!r}; uninstall one")
+            owners[name] = extension
+            yield extension, name, offer
+
+
+def is_text(value: Any) -> bool:
+    """Whether a value is a string."""
+    return isinstance(value, str)
+
+
 def first_result(hook: str, expected: Callable[[Any], bool], **arguments: Any) -> Any:
     """Return the first result of a hook, or None; arguments and errors as of `call_extensions`."""
     for name, result in call_extensions(hook, expected, **arguments):

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from corellm.errors import ContractError, InvalidParameterError, RequestFailedError
-from corellm.plugin.extensions import call_extensions, first_result
+from corellm.errors import InvalidParameterError, RequestFailedError
+from corellm.plugin.extensions import first_result, offers_by_name
 from corellm.sampling.processing import LogitsProcessing, is_processing
 from corellm.sampling_params import ConstraintParams, SamplingParams
 from corellm.structured_outputs import STRUCTURED
@@ -145,18 +145,10 @@ def find_constraints(tokenizer: Any, vocab_size: int) -> ConstraintKinds:
     Raises:
         ContractError: two extensions make the same kind.
     """
-    makers: dict[str, MakeConstraint] = {}
-    owners: dict[str, str] = {}
-    offers = call_extensions("register_constraints", _is_makers, tokenizer=tokenizer, vocab_size=vocab_size)
-    for extension, offered in offers:
-        for kind, make in offered.items():
-            if kind in makers:
-                raise ContractError(
-                    f"{extension} and {owners[kind]} both make constraints of the kind {kind!r}; uninstall one"
-                )
-            makers[kind], owners[kind] = make, extension
-    processing = first_result("offer_logits_processing", is_processing, tokenizer=tokenizer, vocab_size=vocab_size)
-    return ConstraintKinds(makers, processing)
+    model: dict[str, Any] = {"tokenizer": tokenizer, "vocab_size": vocab_size}
+    offers = offers_by_name("register_constraints", callable, "make constraints of the kind", **model)
+    processing = first_result("offer_logits_processing", is_processing, **model)
+    return ConstraintKinds({kind: make for _, kind, make in offers}, processing)
 
 
 def pack(token_ids: NDArray[np.int64], vocab_size: int) -> TokenMask:
@@ -169,7 +161,3 @@ def pack(token_ids: NDArray[np.int64], vocab_size: int) -> TokenMask:
 def num_words(vocab_size: int) -> int:
     """Words of a mask."""
     return -(-vocab_size // 32)
-
-
-def _is_makers(result: Any) -> bool:
-    return isinstance(result, dict) and all(isinstance(kind, str) and callable(make) for kind, make in result.items())

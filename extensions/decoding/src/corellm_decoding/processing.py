@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from corellm.errors import ContractError, CorellmError, InvalidParameterError, RequestFailedError
-from corellm.plugin.extensions import call_extensions
+from corellm.errors import CorellmError, InvalidParameterError, RequestFailedError
+from corellm.plugin.extensions import offers_by_name
 from corellm.sampling_params import LogitsProcessorParams, SamplingParams
 from corellm.system.failures import failure_of
 from corellm_decoding.processors import Processor, SequenceTokens
@@ -46,17 +46,11 @@ class Processing:
         Raises:
             ContractError: two extensions register the same name.
         """
-        makers: dict[str, Maker] = {}
-        owners: dict[str, str] = {}
-        offers = call_extensions("register_logits_processors", _is_makers, tokenizer=tokenizer, vocab_size=vocab_size)
-        for extension, offered in offers:
-            for name, make in offered.items():
-                if name in makers:
-                    raise ContractError(
-                        f"{extension} and {owners[name]} both register the logits processor {name!r}; uninstall one"
-                    )
-                makers[name], owners[name] = make, extension
-        return cls(makers)
+        offers = offers_by_name(
+            "register_logits_processors", callable, "register the logits processor",
+            tokenizer=tokenizer, vocab_size=vocab_size,
+        )  # fmt: skip
+        return cls({name: make for _, name, make in offers})
 
     def check(self, params: SamplingParams) -> None:
         """Check a request's processors: names, arguments, signatures.
@@ -150,7 +144,3 @@ def _key(wanted: LogitsProcessorParams) -> bytes:
             f"logits_processors: the arguments of {wanted.name!r:.100} must be plain data: {error}",
             param="logits_processors",
         ) from error
-
-
-def _is_makers(result: Any) -> bool:
-    return isinstance(result, dict) and all(isinstance(name, str) and callable(make) for name, make in result.items())

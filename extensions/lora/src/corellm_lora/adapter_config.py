@@ -38,7 +38,7 @@ _REASONS = {
     "target_parameters": "parameters outside of linear layers cannot have adapters; merge the adapter",
     "layer_replication": "layers of the base model cannot be replicated; save the model with its copies",
 }
-"""By field that would have an effect: why it is refused, and the way out."""
+"""Reasons for refusal, with the way out, by field that would have an effect."""
 _UNKNOWN = "what this field asks for cannot be served; merge the adapter into the checkpoint (peft: merge_and_unload)"
 
 

@@ -29,7 +29,7 @@ _OTHERS = {
     "lora_B.bias": "a bias of lora_B cannot be served",
     "trainable_tokens": "embeddings of single tokens cannot be served",
 }
-"""By a part of the name: why a tensor that is no factor of a linear layer is refused."""
+"""Reasons for refusal of tensors that are no factors of a linear layer, by a part of their name."""
 
 
 class Factors(NamedTuple):
@@ -56,10 +56,10 @@ class AdapterFiles:
 
     path: Path
     digest: bytes
-    """Of both files: what tells the adapter from all others."""
+    """Digest of both files, which tells the adapter from all others."""
     weights_digest: bytes
     places: Mapping[str, Place]
-    """By layer of the model."""
+    """Places by layer of the model."""
 
     @classmethod
     def opened(cls, name: str, path: str, terms: Terms) -> AdapterFiles:

@@ -39,7 +39,7 @@ _KINDS = {
 """Anthropic's types of errors by status, beside those of all other ones."""
 
 _DETAILS = {"thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}
-"""Of fields that are refused, what has Anthropic's client send the request again without them."""
+"""Refused fields, and the words on which Anthropic's client sends the request again without them."""
 
 
 def _error_of_messages(error: ApiError, request_id: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ _GUESSED_ROWS = 10
 """Rows that cost as much as the rest of a step, as long as nothing is measured."""
 _GUESS_WEIGHT = 2.0
 _MARGIN = 1.15
-"""By how much a draft must be worth more than its row: the rest of the engine has work with it, too."""
+"""Factor by which a draft must be worth more than its row: the rest of the engine has work with it, too."""
 _EVERY = 8
 """Steps between two looks at what was measured."""
 

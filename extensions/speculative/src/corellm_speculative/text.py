@@ -22,7 +22,7 @@ class Place(NamedTuple):
 
     text: Text
     position: int
-    """Of the next token, counted from the first that the text ever had."""
+    """Position of the next token, counted from the first that the text ever had."""
     length: int
     """How many tokens before it are the sequence's last ones, as far as they were compared."""
 
@@ -53,9 +53,9 @@ class Text:
         self.shortest, self.longest = shortest, longest
         self._tokens = array("q")
         self._before = array("q")
-        """By token: the place of the same run before it, as a position behind the run; 0 for none."""
+        """Earlier place of the same run, by token, as a position behind the run; 0 for none."""
         self._newest: dict[int, int] = {}
-        """By the hash of a run: its newest place."""
+        """Newest place of a run, by its hash."""
         self._last_run = 0
         """The hash of the last run."""
         self._first = 0

@@ -65,7 +65,7 @@ class BoundedReasoning:
         self._inner, self._reasoning, self._vocabulary = inner, reasoning, vocabulary
         self._most = reasoning.max_tokens
         self._texts: list[bytes] = []
-        """Of the tokens so far."""
+        """Texts of the tokens so far."""
         self._begun = 0 if reasoning.is_begun else None
         """How many tokens there were when reasoning had begun, its forced end had begun, it had ended; or None."""
         self._closing: int | None = None

@@ -14,11 +14,11 @@ class BeamSearchSequence:
     """One of the most likely outputs of a prompt."""
 
     tokens: list[int]
-    """Those of the prompt, too."""
+    """Token ids of the prompt and of the output."""
     logprobs: list[PositionLogprobs]
     cum_logprob: float = 0.0
     text: str | None = None
-    """Of all tokens, with special tokens."""
+    """Text of all tokens, special ones included."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 

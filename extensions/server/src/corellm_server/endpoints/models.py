@@ -18,7 +18,7 @@ class ServedModel(Model):
 
     max_model_len: int
     parent: str | None = None
-    """Of a LoRA adapter, the model that it is for."""
+    """Model that a LoRA adapter is for; None for a model itself."""
 
 
 class ModelList(BaseModel):

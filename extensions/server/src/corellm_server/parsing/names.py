@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from corellm.errors import ConfigError, ContractError
-from corellm.plugin.extensions import call_extensions
+from corellm.plugin.extensions import is_text, offers_by_name
 from corellm_server.parsing.reader import GeneratorParser
 from corellm_server.reasoning.marked import ReasoningParser
 from corellm_server.tools.calls import ToolParser
@@ -72,13 +72,10 @@ def _offered(kind: _Kind[_Parser]) -> dict[str, type[_Parser]]:
         ContractError: one is no parser, or two have the same name.
     """
     found: dict[str, type[_Parser]] = {}
-    owners: dict[str, str] = {}
-    for extension, offers in call_extensions(kind.hook, _is_text_by_text):
-        for name, location in offers.items():
-            if name in found or name == NO_PARSER:
-                other = owners.get(name, "corellm-server")
-                raise ContractError(f"{extension} and {other} both have a parser {name!r}; uninstall one")
-            found[name], owners[name] = _loaded(kind, location, extension), extension
+    for extension, name, location in offers_by_name(kind.hook, is_text, "have a parser"):
+        if name == NO_PARSER:
+            raise ContractError(f"{extension} and corellm-server both have a parser {name!r}; uninstall one")
+        found[name] = _loaded(kind, location, extension)
     return found
 
 
@@ -96,7 +93,3 @@ def _loaded(kind: _Kind[_Parser], location: str, extension: str) -> type[_Parser
     if not parser.MARKERS or not all(isinstance(one, str) and one for one in (*parser.MARKERS, *parser.TEMPLATE)):
         raise ContractError(f"{extension}: {location!r} must have MARKERS, strings that are not empty")
     return parser
-
-
-def _is_text_by_text(result: Any) -> bool:
-    return isinstance(result, dict) and all(isinstance(text, str) for item in result.items() for text in item)

@@ -119,7 +119,7 @@ class CompletionFields(SamplingFields):
     best_of: int | None = None
     """How many beams a search has; by default `n`, which is how many of them are returned."""
     length_penalty: float | None = None
-    """To which power of its length a beam's log-probability is divided, for its score; with `use_beam_search`."""
+    """Exponent of the length by which a beam's log-probability is divided, for its score; with `use_beam_search`."""
     early_stopping: bool | str | None = None
     """When a search ends: `true`, `false` or `never`; with `use_beam_search`."""
     logprob_token_ids: Annotated[list[int], FIRST_ERROR] | None = None
