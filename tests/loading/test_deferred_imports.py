@@ -1,4 +1,7 @@
-"""scikit-learn, scipy and torch's compiler are imported by who uses them, and not by who loads a model."""
+"""scikit-learn, scipy and torch's compiler are imported by who uses them, and not by who loads a model.
+
+Shapes of symbols, and sympy, are imported by who makes a model, and not by a front end.
+"""
 
 from __future__ import annotations
 
@@ -110,6 +113,17 @@ except AssertionError:
 else:
     raise AssertionError
 """
+SHARDED = """
+from torch.distributed.tensor import DTensor, _collective_utils, _decompositions
+from torch.fx.experimental.symbolic_shapes import ShapeEnv  # imports the module
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, guard_or_false
+assert _collective_utils.guard_or_false is guard_or_false and not guard_or_false(False)
+assert _decompositions.GuardOnDataDependentSymNode is GuardOnDataDependentSymNode
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+mesh = torch.distributed.init_device_mesh("cpu", (1,))
+ones = torch.distributed.tensor.distribute_tensor(torch.ones(2, 2), mesh)
+assert isinstance(ones, DTensor) and torch.equal((ones @ ones).full_tensor(), torch.full((2, 2), 2.0))
+"""
 FIRST_ABSENT = """
 try:
     import torch._dynamo.absent
@@ -123,6 +137,7 @@ AFTERWARDS = {
     "compiled": COMPILED,
     "called of the compiler": CALLED_OF_COMPILER,
     "parts": PARTS,
+    "sharded": SHARDED,
     "wrong": WRONG,
     "first absent": FIRST_ABSENT,
 }
@@ -132,7 +147,7 @@ from importlib.util import find_spec
 from corellm.loading.deferred_imports import deferring, import_deferring
 import_deferring()
 import transformers.modeling_utils
-assert not {"sklearn", "scipy"} & {name.split(".")[0] for name in sys.modules}
+assert not {"sklearn", "scipy", "sympy"} & {name.split(".")[0] for name in sys.modules}
 assert "torch._dynamo" not in sys.modules and find_spec("torch._dynamo").origin
 for name, script in SCRIPTS.items():
     if not os.fork():  # imported once for all

@@ -1,10 +1,11 @@
-"""Imports of torch and transformers that can wait: torch's compiler, scipy, scikit-learn.
+"""Imports of torch and transformers that can wait: torch's compiler, shapes of symbols, scipy, scikit-learn.
 
-transformers' modelling imports each of these for decorators or for a function that no run here calls. torch imports its
-compiler when a model is made on the meta device, and the first time a plan is recorded. While a model is loaded,
-stand-ins are in `sys.modules` instead. A stand-in gives the functions that transformers is known to import, and these
-import the module when they are called; any other attribute imports it at once. Once a module is imported, it replaces
-its stand-in in every module that holds that.
+transformers' modelling imports each of these for decorators or for a function that no run here calls; torch's sharded
+tensors, which it imports, too, import shapes of symbols and with them sympy. torch imports its compiler when a model is
+made on the meta device, and the first time a plan is recorded. While a model is loaded, stand-ins are in `sys.modules`
+instead. A stand-in gives the functions that transformers and torch are known to import, and these import the module
+when they are called; any other attribute imports it at once. Once a module is imported, it replaces its stand-in in
+every module that holds that.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ _COMPILER = "torch._dynamo"
 _FUNCTIONS: dict[str, tuple[str, ...]] = {
     _COMPILER: (),
     "torch._dynamo._trace_wrapped_higher_order_op": ("TransformGetItemToIndex",),
+    "torch.fx.experimental.symbolic_shapes": ("GuardOnDataDependentSymNode", "guard_or_false", "statically_known_true"),
     "scipy.optimize": ("linear_sum_assignment",),
     "sklearn.metrics": ("roc_curve",),
 }
-"""The modules that have stand-ins, and the functions that transformers imports from each."""
+"""The modules that have stand-ins, and the functions that transformers and torch import from each."""
 _IMPORTERS = (
     "transformers.generation.candidate_generator",
     "transformers.generation.utils",
