@@ -9,13 +9,17 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from openai.types.responses import ResponseIncludable
 
+import corellm_server
 from corellm import AsyncLLM
+from corellm_server import document as making
 from corellm_server.endpoints.replies import ERRORS
 from corellm_server.requests.chat import ChatRequest
+from corellm_server.requests.responses import Includable
 from extensions.server.tests.conftest import Running, serving
 from extensions.server.tests.test_promises import assert_serves
 
@@ -76,3 +80,11 @@ def test_what_is_documented(running: Running, llm: AsyncLLM) -> None:
     assert schema["properties"]["model"]["enum"] == ["tiny"]
     streamed = documents[0]["paths"]["/v1/chat/completions"]["post"]["responses"]["200"]["content"]
     assert set(streamed) == {"application/json", "text/event-stream"}
+
+
+def test_openais_types_wait_for_the_document() -> None:
+    """One module imports them, which the document alone needs; a request's literal is the same as theirs."""
+    sources = Path(corellm_server.__file__).parent.rglob("*.py")
+    assert [source.name for source in sources if "from openai" in source.read_text()] == ["openai_types.py"]
+    assert "\nfrom corellm_server.openai_types" not in Path(making.__file__).read_text()
+    assert {*get_args(Includable)} == {*get_args(ResponseIncludable)}

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from corellm import __version__
-from corellm_server import document
+from corellm_server.document import add_document_route
 from corellm_server.endpoints.audio import audio_routes
 from corellm_server.endpoints.chat import chat_routes
 from corellm_server.endpoints.completions import completion_routes
@@ -33,9 +33,10 @@ def make_app(service: Service) -> ASGIApp:
     """The whole ASGI application of a service."""
     options = service.config.options
     app = FastAPI(
-        title="corellm", version=__version__, docs_url=None, redoc_url=None,
+        title="corellm", version=__version__, openapi_url=None,
         description="One multimodal model, as OpenAI's API and as Anthropic's.",
     )  # fmt: skip
+    add_document_route(app, service)
     declared = [*app.routes]
     for routes in (
         chat_routes, response_routes, kept_response_routes, message_routes, completion_routes, audio_routes,
@@ -44,7 +45,6 @@ def make_app(service: Service) -> ASGIApp:
         router = routes(service)
         declared += router.routes
         app.include_router(router)
-    document.complete(app.openapi(), [*service.names, *service.adapters], has_keys=bool(options.api_key))
     app.add_exception_handler(RequestValidationError, _refuse_body)
     app.add_exception_handler(Exception, _fail)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request
-from openai.types.audio import Transcription, Translation
 from starlette.responses import PlainTextResponse, Response
 
-from corellm_server.endpoints.replies import ERRORS, checked_body, json_response
+from corellm_server.endpoints.replies import checked_body, declared, json_response
 from corellm_server.exchange import exchange_of
 from corellm_server.requests.audio import TranscriptionRequest, TranslationRequest
 from corellm_server.responses.audio import TranscriptionResponse
@@ -21,12 +20,12 @@ def audio_routes(service: Service) -> APIRouter:
     """The endpoints, for one model."""
     router = APIRouter()
 
-    @router.post("/v1/audio/transcriptions", response_model=None, **_documented(TranscriptionRequest, Transcription))
+    @router.post("/v1/audio/transcriptions", **_documented(TranscriptionRequest, "Transcription"))
     async def create_transcription(request: Request) -> Response:
         """Write down what is said."""
         return await _text_of_audio(service, request, TranscriptionRequest)
 
-    @router.post("/v1/audio/translations", response_model=None, **_documented(TranslationRequest, Translation))
+    @router.post("/v1/audio/translations", **_documented(TranslationRequest, "Translation"))
     async def create_translation(request: Request) -> Response:
         """Write down in English what is said."""
         return await _text_of_audio(service, request, TranslationRequest)
@@ -34,13 +33,10 @@ def audio_routes(service: Service) -> APIRouter:
     return router
 
 
-def _documented(form: type[TranscriptionRequest], response: type) -> dict[str, Any]:
+def _documented(form: type[TranscriptionRequest], response: str) -> dict[str, Any]:
     """What the OpenAPI document says of an endpoint."""
     content = {"multipart/form-data": {"schema": form.model_json_schema()}}
-    return {
-        "openapi_extra": {"requestBody": {"required": True, "content": content}},
-        "responses": {200: {"model": response}, **ERRORS},
-    }
+    return {"openapi_extra": {"requestBody": {"required": True, "content": content}}, **declared(response)}
 
 
 async def _text_of_audio(service: Service, request: Request, form: type[TranscriptionRequest]) -> Response:

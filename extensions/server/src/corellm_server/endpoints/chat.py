@@ -5,11 +5,10 @@ from __future__ import annotations
 import uuid
 
 from fastapi import APIRouter, Request
-from openai.types.chat import ChatCompletion
 from starlette.responses import Response
 
 from corellm_server.beams import beam_fields
-from corellm_server.endpoints.replies import ERRORS, STREAM, JsonBody, json_response
+from corellm_server.endpoints.replies import STREAM, JsonBody, declared, json_response
 from corellm_server.exchange import exchange_of
 from corellm_server.requests.chat import ChatRequest
 from corellm_server.responses.chat import ChatResponse
@@ -24,11 +23,7 @@ def chat_routes(service: Service) -> APIRouter:
     """The endpoint, for one model."""
     router = APIRouter(route_class=JsonBody)
 
-    @router.post(
-        "/v1/chat/completions",
-        responses={200: {"model": ChatCompletion, "content": STREAM}, **ERRORS},
-        response_model=None,
-    )
+    @router.post("/v1/chat/completions", **declared("ChatCompletion", content=STREAM))
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
         """Complete a conversation."""
         exchange = exchange_of(request.scope)

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
-from openai.types import Completion
 from starlette.responses import Response
 
 from corellm.sampling_params import SamplingParams
 from corellm.serving import ProcessedPrompt
 from corellm_server.beams import beam_fields
-from corellm_server.endpoints.replies import ERRORS, STREAM, JsonBody, json_response
+from corellm_server.endpoints.replies import STREAM, JsonBody, declared, json_response
 from corellm_server.errors import ApiError
 from corellm_server.exchange import Exchange, exchange_of
 from corellm_server.requests.completions import CompletionRequest, Prompt
@@ -30,9 +29,7 @@ def completion_routes(service: Service) -> APIRouter:
     """The endpoint, for one model."""
     router = APIRouter(route_class=JsonBody)
 
-    @router.post(
-        "/v1/completions", responses={200: {"model": Completion, "content": STREAM}, **ERRORS}, response_model=None
-    )
+    @router.post("/v1/completions", **declared("Completion", content=STREAM))
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         """Complete prompts."""
         exchange = exchange_of(request.scope)

@@ -10,8 +10,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from corellm_server.endpoints.replies import ERRORS, ID_ERRORS, STREAM, json_response
-from corellm_server.endpoints.responses import TextResponse
+from corellm_server.endpoints.replies import ID_ERRORS, STREAM, declared, json_response
 from corellm_server.errors import ApiError
 from corellm_server.exchange import exchange_of
 from corellm_server.kept.background import BackgroundRun
@@ -46,7 +45,7 @@ def kept_response_routes(service: Service) -> APIRouter:
     """The endpoints, for one server."""
     router, kept = APIRouter(), service.kept
 
-    @router.get(_PATH, responses={200: {"model": TextResponse, "content": STREAM}, **ID_ERRORS}, response_model=None)
+    @router.get(_PATH, **declared("Response", ID_ERRORS, content=STREAM))
     async def retrieve_response(
         response_id: str, request: Request, stream: bool = False, starting_after: int | None = None
     ) -> Response:
@@ -62,7 +61,7 @@ def kept_response_routes(service: Service) -> APIRouter:
         await kept.delete(exchange_of(request.scope), response_id)
         return DeletedResponse(id=response_id)
 
-    @router.post(_PATH + "/cancel", responses={200: {"model": TextResponse}, **ERRORS}, response_model=None)
+    @router.post(_PATH + "/cancel", **declared("Response"))
     async def cancel_response(response_id: str, request: Request) -> Response:
         """End a response that is made in the background; one that has ended is left as it is."""
         exchange = exchange_of(request.scope)
@@ -77,7 +76,7 @@ def kept_response_routes(service: Service) -> APIRouter:
             raise ApiError(400, f"response {response_id!r} {told}", param="response_id")
         return _whole(found)
 
-    @router.get(_PATH + "/input_items", responses={200: {"model": ItemList}, **ID_ERRORS}, response_model=None)
+    @router.get(_PATH + "/input_items", **declared(ItemList, ID_ERRORS))
     async def list_input_items(
         response_id: str,
         request: Request,

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from corellm_server.dialects import MESSAGES_PATH
-from corellm_server.endpoints.replies import ERRORS, STREAM, JsonBody, json_response
+from corellm_server.endpoints.replies import ERRORS, STREAM, JsonBody, declared, json_response
 from corellm_server.exchange import exchange_of
 from corellm_server.requests.forms import schema_of
 from corellm_server.requests.messages import CountTokensRequest, MessagesRequest
@@ -95,7 +95,7 @@ def message_routes(service: Service) -> APIRouter:
     """The endpoints, for one model."""
     router = APIRouter(route_class=JsonBody)
 
-    @router.post(MESSAGES_PATH, responses={200: {"model": Message, "content": STREAM}, **_ERRORS}, response_model=None)
+    @router.post(MESSAGES_PATH, **declared(Message, _ERRORS, content=STREAM))
     async def create_message(body: MessagesRequest, request: Request) -> Response:
         """Complete a conversation, as a message of Anthropic's API."""
         exchange = exchange_of(request.scope)
@@ -112,9 +112,7 @@ def message_routes(service: Service) -> APIRouter:
             return await EventStream.begun(service.generate(exchange, prompt, params), response.events)
         return json_response(response.whole(await service.complete(exchange, prompt, params)))
 
-    @router.post(
-        MESSAGES_PATH + "/count_tokens", responses={200: {"model": TokensCount}, **_ERRORS}, response_model=None
-    )
+    @router.post(MESSAGES_PATH + "/count_tokens", **declared(TokensCount, _ERRORS))
     async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
         """Count the tokens of a conversation's prompt, with those of its media and tools."""
         exchange = exchange_of(request.scope)

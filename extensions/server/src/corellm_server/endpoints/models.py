@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal
 
 from fastapi import APIRouter
-from openai.types import Model
 from pydantic import BaseModel
 
 from corellm import __version__
@@ -13,9 +12,13 @@ from corellm_server.endpoints.replies import ERRORS, GET_ERRORS
 from corellm_server.service import Service
 
 
-class ServedModel(Model):
+class ServedModel(BaseModel):
     """OpenAI's model, with its length."""
 
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
     max_model_len: int
     parent: str | None = None
     """Model that a LoRA adapter is for; None for a model itself."""

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
 from fastapi import APIRouter, Request
-from openai.types import CreateEmbeddingResponse, Embedding
-from openai.types.create_embedding_response import Usage
 from pydantic import BaseModel
 from starlette.responses import Response
 
@@ -25,16 +23,11 @@ _QUICK_VALUES = 1 << 16
 """Numbers that are written as JSON in some milliseconds."""
 
 
-class EncodedEmbedding(Embedding):
-    """OpenAI's type, also with the embedding as base64."""
+class InputUsage(BaseModel):
+    """Numbers of tokens."""
 
-    embedding: list[float] | str  # type: ignore[assignment]
-
-
-class EmbeddingResponse(CreateEmbeddingResponse):
-    """The embeddings of all inputs."""
-
-    data: list[EncodedEmbedding]  # type: ignore[assignment]
+    prompt_tokens: int
+    total_tokens: int
 
 
 class ListHead(BaseModel):
@@ -44,7 +37,7 @@ class ListHead(BaseModel):
     object: Literal["list"]
     created: int
     model: str
-    usage: Usage
+    usage: InputUsage
 
 
 class Classes(BaseModel):
@@ -81,7 +74,7 @@ def pooling_routes(service: Service) -> APIRouter:
     """The endpoints, for one model."""
     router = APIRouter(route_class=JsonBody)
 
-    @router.post("/v1/embeddings", **declared(EmbeddingResponse))
+    @router.post("/v1/embeddings", **declared("EmbeddingResponse"))
     async def create_embeddings(body: EmbeddingRequest, request: Request) -> Response:
         """Embed inputs, or a conversation."""
         model = service.check_model(body.model, "embed")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -43,9 +43,20 @@ STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 """Events instead of a JSON object, for the OpenAPI document."""
 
 
-def declared(model: type[BaseModel]) -> dict[str, Any]:
-    """What the route of a POST without streams declares: its response, for the OpenAPI document."""
-    return {"responses": {200: {"model": model}, **ERRORS}, "response_model": None}
+OPENAI_TYPE = "x-openai-type"
+"""Name of a type of `openai_types`, where a response is declared, until the document is made."""
+
+
+def declared(model: type[BaseModel] | str, errors: Mapping[int | str, Any] = ERRORS, **kinds: Any) -> dict[str, Any]:
+    """What a route declares for the OpenAPI document.
+
+    Args:
+        model: type of the response as JSON, or the name of one in `openai_types`.
+        errors: responses with other statuses.
+        kinds: what else there is of the response, such as other types of content.
+    """
+    whole = {OPENAI_TYPE: model} if isinstance(model, str) else {"model": model}
+    return {"responses": {200: {**whole, **kinds}, **errors}, "response_model": None}
 
 
 class _ReadRequest(Request):

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request
-from openai.types import responses as types
-from pydantic import create_model
 from starlette.responses import Response
 
 from corellm.sampling_params import SamplingParams
-from corellm_server.endpoints.replies import ERRORS, STREAM, JsonBody, json_response
+from corellm_server.endpoints.replies import STREAM, JsonBody, declared, json_response
 from corellm_server.exchange import exchange_of
 from corellm_server.requests.responses import ResponsesRequest
 from corellm_server.responses.events import EventStream, encoded, events_of
@@ -18,21 +16,12 @@ from corellm_server.responses.model_response import ModelResponse
 from corellm_server.sampling import responses_params
 from corellm_server.service import Service
 
-_Item = types.ResponseOutputMessage | types.ResponseFunctionToolCall | types.ResponseReasoningItem
-TextResponse = create_model(
-    "Response", __base__=types.Response, __doc__="Messages, reasoning and calls.", instructions=(str | None, None),
-    output=(list[_Item], ...), tools=(list[object], ...), tool_choice=(str, ...),
-)  # fmt: skip
-"""OpenAI's type without kinds of outputs and tools that there are not, which the OpenAPI document would list."""
-
 
 def response_routes(service: Service) -> APIRouter:
     """The endpoint, for one model."""
     router = APIRouter(route_class=JsonBody)
 
-    @router.post(
-        "/v1/responses", responses={200: {"model": TextResponse, "content": STREAM}, **ERRORS}, response_model=None
-    )
+    @router.post("/v1/responses", **declared("Response", content=STREAM))
     async def create_response(body: ResponsesRequest, request: Request) -> Response:
         """Complete a conversation, as a model response."""
         exchange, kept = exchange_of(request.scope), service.kept

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
-from openai.types.create_embedding_response import Usage
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from corellm_server.endpoints.pooling import ListHead
+from corellm_server.endpoints.pooling import InputUsage, ListHead
 from corellm_server.endpoints.replies import JsonBody, declared, json_response
 from corellm_server.errors import ApiError
 from corellm_server.exchange import exchange_of
@@ -50,7 +49,7 @@ class RerankResponse(BaseModel):
     id: str
     model: str
     results: list[Rank]
-    usage: Usage
+    usage: InputUsage
 
 
 def score_routes(service: Service) -> APIRouter:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from openai.types.responses import ResponseIncludable
 from pydantic import Field, PrivateAttr
 
 from corellm.known_fields import Absent
@@ -17,6 +16,17 @@ from corellm_server.requests.items import to_messages
 from corellm_server.requests.sampling import SamplingFields
 
 _Label = Annotated[str, Field(max_length=64)]
+Includable = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+"""As OpenAI's client names them."""
 
 
 class TextConfig(Body):
@@ -81,7 +91,7 @@ class ResponsesRequest(TemplateFields, SamplingFields):
     """A system message before the input; not that of the previous response."""
     max_output_tokens: int | None = None
     """Most tokens to generate."""
-    include: Annotated[list[ResponseIncludable], FIRST_ERROR] | None = None
+    include: Annotated[list[Includable], FIRST_ERROR] | None = None
     """What else to report: `message.output_text.logprobs`; the others ask for nothing that there is."""
     top_logprobs: int | None = None
     """Report log-probabilities of this many most likely tokens; with `include`."""
