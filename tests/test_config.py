@@ -10,8 +10,8 @@ import torch
 
 from corellm.config import EngineConfig
 from corellm.errors import ConfigError, InvalidParameterError
-from corellm.pooling_params import PoolingParams
 from corellm.sampling_params import SamplingParams
+from corellm_pooling.params import PoolingParams
 
 
 def test_flat_arguments_find_their_room() -> None:

@@ -1,6 +1,7 @@
 """corellm: a slim inference engine for multimodal language models; every model family is a plugin.
 
 Importing this package imports neither torch nor transformers: public names are loaded when first used.
+Some are extensions': without these, a typed error says what to install.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from corellm.moved import OldNames
+from corellm.moved import OldNames, require
 
 if TYPE_CHECKING:
     from corellm.config import EngineConfig as EngineConfig
@@ -22,13 +23,6 @@ if TYPE_CHECKING:
     from corellm.outputs import Logprob as Logprob
     from corellm.outputs import RequestMetrics as RequestMetrics
     from corellm.outputs import RequestOutput as RequestOutput
-    from corellm.pooling_outputs import ClassificationOutput as ClassificationOutput
-    from corellm.pooling_outputs import EmbeddingOutput as EmbeddingOutput
-    from corellm.pooling_outputs import PoolingOutput as PoolingOutput
-    from corellm.pooling_outputs import PoolingRequestOutput as PoolingRequestOutput
-    from corellm.pooling_outputs import ScoringOutput as ScoringOutput
-    from corellm.pooling_params import PoolerConfig as PoolerConfig
-    from corellm.pooling_params import PoolingParams as PoolingParams
     from corellm.prompts import PromptType as PromptType
     from corellm.prompts import TextPrompt as TextPrompt
     from corellm.prompts import TokensPrompt as TokensPrompt
@@ -36,6 +30,13 @@ if TYPE_CHECKING:
     from corellm.sampling_params import SamplingParams as SamplingParams
     from corellm.structured_outputs import ReasoningParams as ReasoningParams
     from corellm.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
+    from corellm_pooling.params import PoolerConfig as PoolerConfig
+    from corellm_pooling.params import PoolingParams as PoolingParams
+    from corellm_pooling.results import ClassificationOutput as ClassificationOutput
+    from corellm_pooling.results import EmbeddingOutput as EmbeddingOutput
+    from corellm_pooling.results import PoolingOutput as PoolingOutput
+    from corellm_pooling.results import PoolingRequestOutput as PoolingRequestOutput
+    from corellm_pooling.results import ScoringOutput as ScoringOutput
 
 __version__ = "0.2.0"
 
@@ -43,26 +44,26 @@ sys.meta_path.insert(0, OldNames())  # before what finds files: it would load a 
 
 _HOMES = {
     "AsyncLLM": "corellm.engine.async_llm",
-    "ClassificationOutput": "corellm.pooling_outputs",
+    "ClassificationOutput": "corellm_pooling.results",
     "CompletionOutput": "corellm.outputs",
     "CorellmError": "corellm.errors",
-    "EmbeddingOutput": "corellm.pooling_outputs",
+    "EmbeddingOutput": "corellm_pooling.results",
     "EngineConfig": "corellm.config",
     "LLM": "corellm.llm",
     "LLMEngine": "corellm.engine.llm_engine",
     "LoRARequest": "corellm.lora_request",
     "Logprob": "corellm.outputs",
-    "PoolerConfig": "corellm.pooling_params",
-    "PoolingOutput": "corellm.pooling_outputs",
-    "PoolingParams": "corellm.pooling_params",
-    "PoolingRequestOutput": "corellm.pooling_outputs",
+    "PoolerConfig": "corellm_pooling.params",
+    "PoolingOutput": "corellm_pooling.results",
+    "PoolingParams": "corellm_pooling.params",
+    "PoolingRequestOutput": "corellm_pooling.results",
     "PromptType": "corellm.prompts",
     "ReasoningParams": "corellm.structured_outputs",
     "RequestMetrics": "corellm.outputs",
     "RequestOutput": "corellm.outputs",
     "RequestOutputKind": "corellm.sampling_params",
     "SamplingParams": "corellm.sampling_params",
-    "ScoringOutput": "corellm.pooling_outputs",
+    "ScoringOutput": "corellm_pooling.results",
     "StructuredOutputsParams": "corellm.structured_outputs",
     "TextPrompt": "corellm.prompts",
     "TokensPrompt": "corellm.prompts",
@@ -100,6 +101,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'corellm' has no attribute {name!r}")
+    require(f"corellm.{name}", f"{_HOMES[name]}.{name}")
     value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

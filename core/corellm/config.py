@@ -14,7 +14,7 @@ from os import PathLike
 from typing import Any, Literal
 
 from corellm.errors import ConfigError
-from corellm.fetching.settings import FetchSettings
+from corellm.fetch_settings import FetchSettings
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DTYPE_ALIASES = {"float": "float32", "half": "float16"}

@@ -41,7 +41,7 @@ from corellm.system.process import usable_cpus
 if TYPE_CHECKING:
     import torch
 
-    from corellm.pooling_outputs import (
+    from corellm_pooling.results import (
         ClassificationOutput,
         EmbeddingOutput,
         PoolingOutput,

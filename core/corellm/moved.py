@@ -17,12 +17,16 @@ from typing import Any
 
 MOVED = {
     "corellm.server": "corellm_server",
+    "corellm.fetching.settings": "corellm.fetch_settings",
+    "corellm.fetching": "corellm_server.fetching",
     "corellm.loadgen": "corellm_server.loadgen",
     "corellm.testing.checkpoints": "corellm.tiny_checkpoints",
     "corellm.testing": "corellm_testing",
     "corellm.inspection": "corellm_testing.inspection",
     "corellm.scaffold": "corellm_testing.scaffold",
     "corellm.pooling": "corellm_pooling",
+    "corellm.pooling_outputs": "corellm_pooling.results",
+    "corellm.pooling_params": "corellm_pooling.params",
     "corellm.text_encoders": "corellm_pooling.text_encoders",
     "corellm.similarity": "corellm_pooling.similarity",
     "corellm.absent": "corellm_vllm.absent",
@@ -49,7 +53,7 @@ class OldNames(MetaPathFinder, Loader):
             return None
         has_others = any(old.startswith(f"{fullname}.") for old in MOVED)  # which may be found where it is not
         if not has_others:
-            _require(fullname, new)
+            require(fullname, new)
         return ModuleSpec(fullname, self, is_package=has_others)
 
     def create_module(self, spec: ModuleSpec) -> None:
@@ -79,10 +83,10 @@ def _absent(name: str, old: str, new: str) -> Any:
     """Refuse a name of a module that is not installed; Python's own are looked for in every module."""
     if name.startswith("__"):
         raise AttributeError(f"module {old!r} has no attribute {name!r}")
-    _require(old, new)
+    require(old, new)
 
 
-def _require(old: str, new: str) -> None:
+def require(old: str, new: str) -> None:
     """Do nothing if a module is installed.
 
     Raises:

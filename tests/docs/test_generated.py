@@ -16,7 +16,7 @@ from corellm import config, errors
 from corellm.cli import build_parser
 from corellm.config import CacheConfig, ModelConfig, MultiModalConfig, SchedulerConfig
 from corellm.errors import CorellmError
-from corellm.fetching.settings import FetchSettings
+from corellm.fetch_settings import FetchSettings
 from corellm_llava import Llava
 from corellm_testing import AdapterContract
 from corellm_testing.quick import is_slow

@@ -14,8 +14,7 @@ from typing import Any
 
 from corellm.config import MultiModalConfig
 from corellm.errors import MediaError, MissingExtraError, RequestError
-from corellm.fetching.url import is_remote
-from corellm.media.files import MAX_FILE_BYTES, FileContent
+from corellm.media.files import MAX_FILE_BYTES, FileContent, is_remote
 
 SUFFIXES = {
     "image": {".jpg", ".jpeg", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".heic", ".heif", ".avif"},

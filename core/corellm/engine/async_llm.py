@@ -30,10 +30,12 @@ from corellm.known_fields import refusing
 from corellm.lora_request import LoRARequest, keys_of_each, with_keys
 from corellm.outputs import RequestOutput
 from corellm.plugin.calls import CallOfExtension
-from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
-from corellm.pooling_params import PoolingParams
 from corellm.sampling_params import SamplingParams
 from corellm.system.fork_safety import NotPicklable, check_process
+
+if TYPE_CHECKING:  # of an extension, which may not be installed
+    from corellm_pooling.params import PoolingParams
+    from corellm_pooling.results import PoolingOutput, PoolingRequestOutput
 
 logger = logging.getLogger(__name__)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from corellm.engine.metrics import Metric
 from corellm.errors import EngineDeadError
 from corellm.frontend.input_processor import InputProcessor
 from corellm.outputs import RequestOutput
-from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
-from corellm.pooling_params import PoolingParams
 from corellm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:  # of an extension, which may not be installed
+    from corellm_pooling.params import PoolingParams
+    from corellm_pooling.results import PoolingOutput, PoolingRequestOutput
 
 
 class EngineClient(Protocol):

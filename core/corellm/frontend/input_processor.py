@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from corellm.config import suggestion
 from corellm.errors import (
@@ -47,9 +47,6 @@ from corellm.scheduling.encoder_prompt import EncoderPrompt
 from corellm.scheduling.request_part import PLAIN, RequestPart
 from corellm.scheduling.spans import Spans
 from corellm.templates.renderer import MAX_CHARS
-
-if TYPE_CHECKING:  # only where hosts are allowed
-    from corellm.frontend.remote_media import RemoteMedia
 
 PROMPT_KEYS = frozenset(
     {
@@ -97,7 +94,7 @@ class InputProcessor:
         max_model_len: of the engine; families that shorten conversations keep to it.
         scheduling_policy: of the engine; requests may have a priority under `"priority"` only.
         max_states: most states of an encoder-decoder's encoder; None for a model that is only a decoder.
-        remote_media: fetches what conversations name by URL; None for no URLs.
+        remote_media: fetches what conversations name by URL (`offer_fetching`); None for no URLs.
         constraints: those that requests may have.
         extensions_keys: keys of prompts that extensions read.
         parsers: forms of the model's outputs that its adapter states, `{attribute: name}`; for servers.
@@ -122,7 +119,7 @@ class InputProcessor:
         chat_template: str | None = None,
         scheduling_policy: str = "fcfs",
         max_states: int | None = None,
-        remote_media: RemoteMedia | None = None,
+        remote_media: Any | None = None,
         constraints: ConstraintKinds = NO_CONSTRAINTS,
         extensions_keys: Mapping[str, PromptKey] = NO_KEYS,
         parsers: Mapping[str, str] = MappingProxyType({}),

@@ -7,9 +7,11 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any
 
 from corellm.config import EngineConfig
-from corellm.errors import CheckpointError, ConfigError, CorellmError, raised_at
+from corellm.errors import CheckpointError, ConfigError, CorellmError, MissingExtraError, raised_at
+from corellm.fetch_settings import FetchSettings
 from corellm.frontend.input_processor import InputProcessor
 from corellm.frontend.prompt_key import NO_KEYS, PromptKey, find_prompt_keys, way_out
 from corellm.frontend.text_tokenizer import TextTokenizer
@@ -161,11 +163,6 @@ def make_input_processor(
 ) -> InputProcessor:
     """Return the processor of prompts."""
     make = opened.use.input_processor(opened.context, max_model_len)
-    remote_media = None
-    if config.fetching.allowed_media_domains:
-        from corellm.frontend.remote_media import RemoteMedia
-
-        remote_media = RemoteMedia(config.fetching)
     return make(
         opened.context.tokenizer,
         opened.hooks,
@@ -176,8 +173,22 @@ def make_input_processor(
         chat_template=opened.context.chat_template,
         scheduling_policy=config.scheduler.scheduling_policy,
         max_states=opened.hooks.get_max_encoder_states(),
-        remote_media=remote_media,
+        remote_media=_remote_media(config.fetching) if config.fetching.allowed_media_domains else None,
         constraints=constraints,
         parsers=opened.parsers,
         extensions_keys=opened.prompt_keys,
     )
+
+
+def _remote_media(settings: FetchSettings) -> Any:
+    """Return what fetches media by URL.
+
+    Raises:
+        MissingExtraError: no installed extension does.
+    """
+    fetching = first_result("offer_fetching", lambda offered: hasattr(offered, "load"), settings=settings)
+    if fetching is None:
+        raise MissingExtraError(
+            "allowed_media_domains needs corellm-server; from a checkout: pip install ./extensions/server"
+        )
+    return fetching

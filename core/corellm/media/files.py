@@ -14,7 +14,6 @@ from typing import Any, BinaryIO
 from urllib.parse import unquote_to_bytes
 
 from corellm.errors import MediaError, MediaTooLargeError
-from corellm.fetching.url import is_remote
 
 MAX_FILE_BYTES = 1 << 30
 """Largest file of an image or audio: it is read whole before it is decoded."""
@@ -85,6 +84,11 @@ def read_file(path: str | os.PathLike[Any]) -> FileContent:
     named = FileContent(content)
     named.path = name
     return named
+
+
+def is_remote(name: str) -> bool:
+    """Whether media that are named so would have to be fetched."""
+    return name[:8].lower().startswith(("http://", "https://"))
 
 
 def read_url(value: str) -> str | bytes:

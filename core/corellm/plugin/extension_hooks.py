@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from corellm.config import EngineConfig, ModelConfig
     from corellm.engine.async_llm import AsyncLLM
+    from corellm.fetch_settings import FetchSettings
     from corellm.frontend.prompt_key import PromptKey
     from corellm.hookspecs import ModelContext
     from corellm.llm import LLM
@@ -199,6 +200,16 @@ def wrap_adapter(context: ModelContext) -> Any:
 
     Called once per loaded model. A wrapper is a generator: it runs, yields, receives the adapter's return value and
     returns it or another (see pluggy's documentation). Use it for logging, tracing, token pruning.
+    """
+
+
+@_hookspec
+def offer_fetching(settings: FetchSettings) -> Any:
+    """Offer what fetches the media that conversations name by URL; called where the operator allows hosts.
+
+    Returns:
+        An object with `load(messages)`, which replaces URLs in normalized messages by files or raises a `RequestError`,
+        in any thread; and with `close()`. The first offer is taken.
     """
 
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from corellm.pooling_params import SEQUENCE_POOLING, PoolerConfig, PoolingParams, PoolingTask
 from corellm_pooling.head_weights import linear_of
 from corellm_pooling.heads import ClassificationHead, EmbeddingHead
+from corellm_pooling.params import SEQUENCE_POOLING, PoolerConfig, PoolingParams, PoolingTask
 from corellm_pooling.poolers import DispatchPooler, PooledChunk, Pooler, SequencePooler, TokenPooler
 from corellm_pooling.scoring import cosine, max_sim
 

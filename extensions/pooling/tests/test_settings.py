@@ -13,7 +13,7 @@ from corellm.config import ModelConfig
 from corellm.errors import CheckpointError, ConfigError, InvalidParameterError
 from corellm.loading.locating import locate
 from corellm.loading.model_use import ModelUse
-from corellm.pooling_params import POOLING_TASKS, PoolerConfig, PoolingParams
+from corellm_pooling.params import POOLING_TASKS, PoolerConfig, PoolingParams
 from corellm_pooling.sentence_transformers import read_stated_pooling
 from corellm_pooling.settings import CONVERTS, RUNNERS, Conversion, generative_names, resolve
 from corellm_pooling.use import PoolingUse

@@ -16,7 +16,7 @@ from corellm import AsyncLLM
 from corellm.errors import ConfigError
 from corellm_server.connections import allow_descriptors
 from extensions.server.tests.conftest import Running, chat, in_engine, serving, user
-from tests.fetching.hosts import CERTIFICATE
+from extensions.server.tests.fetching.hosts import CERTIFICATE
 from tests.fixtures import wait_until
 
 CHAT = "/v1/chat/completions"

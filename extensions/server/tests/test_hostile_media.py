@@ -18,13 +18,22 @@ import pytest
 from PIL import Image
 
 from corellm import AsyncLLM
-from corellm.fetching.fetcher import Fetcher
-from corellm.fetching.settings import FetchSettings
+from corellm.fetch_settings import FetchSettings
+from corellm_server.fetching.fetcher import Fetcher
 from extensions.server.tests.command import CHAT, Command, cmdline, command
 from extensions.server.tests.conftest import Running, chat, data_url, serving, user
+from extensions.server.tests.fetching.hosts import (
+    HOME,
+    Names,
+    Respond,
+    listening_in_thread,
+    ok,
+    redirect,
+    responding,
+    silent,
+)
 from extensions.server.tests.footprint import Footprint, assert_no_leak
 from extensions.server.tests.test_process_faults import PATIENCE, within
-from tests.fetching.hosts import HOME, Names, Respond, listening_in_thread, ok, redirect, responding, silent
 from tests.fixtures import wait_until
 from tests.media import test_audio, test_image, test_video_files
 from tests.media.test_image_cost import jpeg_of_scans

@@ -14,8 +14,8 @@ import pytest
 
 from corellm import AsyncLLM
 from corellm.errors import MediaError
-from corellm.fetching.fetcher import Fetcher
-from corellm.fetching.settings import FetchSettings
+from corellm.fetch_settings import FetchSettings
+from corellm_server.fetching.fetcher import Fetcher
 from corellm_server.media_sources import read_below
 from extensions.server.tests.conftest import chat, data_url, serving, user
 from tests.fixtures import random_image

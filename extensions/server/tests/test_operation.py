@@ -19,7 +19,7 @@ from corellm import AsyncLLM
 from corellm.cli import main
 from corellm.system.log_format import JsonFormatter, start_line
 from extensions.server.tests.conftest import MODEL, Running, chat, serving, user
-from tests.fetching.hosts import CERTIFICATE
+from extensions.server.tests.fetching.hosts import CERTIFICATE
 from tests.fixtures import wait_until
 
 CHAT = "/v1/chat/completions"

@@ -12,7 +12,7 @@ import pytest
 from corellm.cli import build_parser, main
 from corellm.cli.arguments import ENGINE_CONFIGS
 from corellm.errors import ConfigError
-from corellm.fetching.settings import FetchSettings
+from corellm.fetch_settings import FetchSettings
 from corellm_server.commands import absent_flags, serve
 from corellm_server.commands import arguments as server_arguments
 from corellm_server.commands.absent_flags import SERVER_FLAGS, without_absent

@@ -16,7 +16,7 @@ import pytest
 
 from corellm import CompletionOutput, PoolingParams, RequestOutput, SamplingParams, hookspecs
 from corellm.config import CacheConfig, ModelConfig, MultiModalConfig, SchedulerConfig
-from corellm.fetching.settings import FetchSettings
+from corellm.fetch_settings import FetchSettings
 from corellm.plugin import extension_hooks
 from corellm_server.commands.absent_flags import SERVER_FLAGS
 from corellm_server.options import ServerOptions

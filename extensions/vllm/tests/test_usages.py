@@ -29,7 +29,7 @@ from corellm.errors import (
     MediaError,
     PromptError,
 )
-from corellm.fetching.settings import FetchSettings
+from corellm.fetch_settings import FetchSettings
 from corellm.known_fields import Absent
 from corellm_pooling.inputs import PooledInputs
 from corellm_vllm import (

@@ -13,7 +13,6 @@ from torch import nn
 from corellm.config import EngineConfig
 from corellm.errors import CheckpointError, ConfigError
 from corellm.hookspecs import ModelContext
-from corellm.pooling_params import PoolerConfig
 from corellm_pooling.conversion import as_embedding_model, as_seq_cls_model, remove_output_layer
 from corellm_pooling.head_weights import (
     linear_of,
@@ -24,6 +23,7 @@ from corellm_pooling.head_weights import (
 )
 from corellm_pooling.heads import ClassificationHead, EmbeddingHead
 from corellm_pooling.late_interaction import skipped_ids
+from corellm_pooling.params import PoolerConfig
 from corellm_pooling.poolers import DispatchPooler, Pooler, SequencePooler, TokenPooler
 from corellm_pooling.sentence_transformers import read_stated_pooling
 from corellm_pooling.settings import Conversion

@@ -11,17 +11,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from corellm.errors import InvalidParameterError, PromptError
-from corellm.pooling_outputs import (
+from corellm.prompts import is_conversation, split_prompts
+from corellm_pooling.late_interaction import DOCUMENT, QUERY
+from corellm_pooling.pairs import join_pair, paired, text_pair
+from corellm_pooling.params import PoolingParams, PoolingTask
+from corellm_pooling.results import (
     ClassificationOutput,
     EmbeddingOutput,
     PoolingOutput,
     PoolingRequestOutput,
     ScoringOutput,
 )
-from corellm.pooling_params import PoolingParams, PoolingTask
-from corellm.prompts import is_conversation, split_prompts
-from corellm_pooling.late_interaction import DOCUMENT, QUERY
-from corellm_pooling.pairs import join_pair, paired, text_pair
 from corellm_pooling.settings import WAYS, compares_tokens
 
 if TYPE_CHECKING:

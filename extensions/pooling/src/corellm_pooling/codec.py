@@ -8,8 +8,8 @@ from corellm.engine.process.codec import RequestCodec
 from corellm.engine.process.faults import to_error, to_fault
 from corellm.engine.process.messages import Array, Delta
 from corellm.frontend.input_processor import ProcessedPrompt
-from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
-from corellm.pooling_params import PoolingParams
+from corellm_pooling.params import PoolingParams
+from corellm_pooling.results import PoolingOutput, PoolingRequestOutput
 
 _Output = PoolingRequestOutput[PoolingOutput]
 

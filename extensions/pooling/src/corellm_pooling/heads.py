@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from corellm.errors import InvalidParameterError
-from corellm.pooling_params import PoolerConfig, PoolingParams
+from corellm_pooling.params import PoolerConfig, PoolingParams
 
 
 class EmbeddingHead:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from corellm.errors import CheckpointError, PromptTooLongError
-from corellm.pooling_params import Side
+from corellm_pooling.params import Side
 
 QUERY: Final = "query"
 DOCUMENT: Final = "document"

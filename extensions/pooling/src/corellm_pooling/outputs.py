@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from corellm.errors import CorellmError, RequestError
 from corellm.outputs import RequestMetrics
-from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
-from corellm.pooling_params import PoolingParams
 from corellm.sampling_params import RequestOutputKind
 from corellm.scheduling.batch import ScheduledBatch, StepResult
 from corellm.scheduling.request import Request
+from corellm_pooling.params import PoolingParams
+from corellm_pooling.results import PoolingOutput, PoolingRequestOutput
 
 Output = PoolingRequestOutput[PoolingOutput]
 

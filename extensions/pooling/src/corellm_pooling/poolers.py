@@ -13,8 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from corellm.pooling_params import PoolingParams
 from corellm_pooling.heads import Head
+from corellm_pooling.params import PoolingParams
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class SequencePooler:
     """One result for the prompt.
 
     Args:
-        pooling_types: of `corellm.pooling_params.SEQUENCE_POOLING`; those of several are joined.
+        pooling_types: of `corellm_pooling.params.SEQUENCE_POOLING`; those of several are joined.
         head: makes results of pooled hidden states.
         padding: token that is never the last one, of `LAST` alone; of a prompt without another, the first is pooled.
     """

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from corellm.errors import InvalidParameterError
 from corellm.frontend.truncation import refuse_cut_items
-from corellm.pooling_params import PoolingParams
 from corellm_pooling.inputs import PooledPrompt
+from corellm_pooling.params import PoolingParams
 from corellm_pooling.text_pairs import truncated_pair
 
 

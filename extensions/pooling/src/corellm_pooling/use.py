@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from corellm.config import ModelConfig
 from corellm.errors import ConfigError, InvalidParameterError
 from corellm.loading.model_use import ModelUse
-from corellm.pooling_params import PoolerConfig, PoolingParams
 from corellm.sampling_params import SamplingParams
 from corellm.serving import InputProcessor, ProcessedPrompt
 from corellm_pooling.inputs import PooledInputs, PooledPrompt
 from corellm_pooling.late_interaction import text_sides
+from corellm_pooling.params import PoolerConfig, PoolingParams
 from corellm_pooling.sentence_transformers import read_stated_pooling
 from corellm_pooling.settings import WAYS, Conversion, generative_names, resolve
 from corellm_pooling.truncation import ready_to_pool

@@ -11,7 +11,7 @@ Knows HTTP, limits and clients; everything about models is behind `corellm.servi
     app             the application: `endpoints` of URLs, their `requests` and `responses`, and the OpenAPI `document`
     service         what endpoints share: the engine's client, `preparation` and `metrics`; with `tasks`
     preparation     a request to a prompt: `conversation` checks messages; `media_sources` loads what they name, with
-                    `corellm.fetching` and from `embeddings`
+                    `fetching` and from `embeddings`
     sampling        a request to sampling parameters
     pooled          runs the inputs of a request to a model that pools, with `scoring` of pairs; `uses` says which
                     server to start instead

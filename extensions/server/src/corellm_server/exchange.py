@@ -12,16 +12,18 @@ import re
 import secrets
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 
 from corellm.outputs import RequestOutput
-from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from corellm_server.aside import Aside
 from corellm_server.dialects import dialect_of
 from corellm_server.errors import ApiError
 from corellm_server.stages import note_stages
+
+if TYPE_CHECKING:
+    from corellm_pooling.results import PoolingOutput, PoolingRequestOutput
 
 _Result = TypeVar("_Result")
 _SANE_ID = re.compile(rb"[\w.:-]{1,128}", re.ASCII)

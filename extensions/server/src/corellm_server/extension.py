@@ -1,14 +1,19 @@
-"""What corellm calls of this distribution: three commands, and parsers of outputs. Imports no library of the server."""
+"""What corellm calls of this distribution: commands, parsers of outputs, fetching. Imports no library of the server."""
 
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from corellm.hookspecs import hookimpl
 
+if TYPE_CHECKING:
+    from corellm.fetch_settings import FetchSettings
+    from corellm_server.fetching.remote_media import RemoteMedia
+
 
 class Commands:
-    """`corellm serve`, `batch` and `bench`; and the forms of tool calls and of reasoning that the server knows."""
+    """`corellm serve`, `batch` and `bench`; fetching; forms of tool calls and of reasoning that the server knows."""
 
     @hookimpl(tryfirst=True)  # before strangers: the first to register a name has it
     def register_commands(self, subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -17,6 +22,13 @@ class Commands:
 
         for command in (serve, batch, bench):
             command.add_parser(subparsers)
+
+    @hookimpl
+    def offer_fetching(self, settings: FetchSettings) -> RemoteMedia:
+        """Return what fetches for conversations in Python."""
+        from corellm_server.fetching.remote_media import RemoteMedia
+
+        return RemoteMedia(settings)
 
     @hookimpl(tryfirst=True)
     def register_tool_parsers(self) -> dict[str, str]:

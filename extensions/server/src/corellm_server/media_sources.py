@@ -13,8 +13,7 @@ from typing import Protocol
 from urllib.parse import unquote
 
 from corellm.errors import MediaError
-from corellm.fetching.url import is_remote
-from corellm.media.files import read_file
+from corellm.media.files import is_remote, read_file
 from corellm.multimodal.chat.reading import Part
 from corellm.multimodal.items import GivenEmbeddings
 from corellm_server.embeddings import read_embeddings

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from corellm.errors import ConfigError
-from corellm.fetching.settings import FetchSettings
+from corellm.fetch_settings import FetchSettings
 from corellm_server.checks import check_number, keys_in, make_tuples
 from corellm_server.limits import RequestLimits
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from corellm.pooling_params import PoolingParams
 from corellm.serving import ProcessedPrompt
 from corellm_server.errors import ApiError
 from corellm_server.exchange import Exchange
@@ -19,6 +18,9 @@ from corellm_server.requests.pooling import InputsRequest
 from corellm_server.responses.pooling import Pooled, data_of
 from corellm_server.service import Service
 from corellm_server.tasks import all_results
+
+if TYPE_CHECKING:
+    from corellm_pooling.params import PoolingParams
 
 _INPUT_BYTES = 1 << 13
 """Memory of an input while it is prepared and run, beside its text and items."""

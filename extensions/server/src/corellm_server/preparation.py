@@ -13,12 +13,11 @@ from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from corellm.errors import MultiModalError, PromptTooLongError, RequestError
 from corellm.lora_request import LoRARequest
 from corellm.multimodal.chat.reading import Part, ReadMessages
-from corellm.pooling_params import PoolingParams
 from corellm.sampling_params import SamplingParams
 from corellm.serving import CHEAP_CHARACTERS, EngineClient, PreparationPools, ProcessedPrompt
 from corellm_server.adapters import keys_of
@@ -33,6 +32,9 @@ from corellm_server.requests.completions import Prompt
 from corellm_server.requests.forms import form_errors, form_field
 from corellm_server.requests.sampling import ChoiceFields
 from corellm_server.stages import stage
+
+if TYPE_CHECKING:
+    from corellm_pooling.params import PoolingParams
 
 _Result = TypeVar("_Result")
 _NUM_PASSED = 1024

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from corellm.errors import AbsentMethodError
 from corellm.outputs import RequestOutput
-from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
-from corellm.pooling_params import PoolingParams
 from corellm.sampling_params import SamplingParams
 from corellm.serving import EngineClient, ProcessedPrompt
 from corellm_server.adapters import adapters_of
@@ -33,7 +31,9 @@ from corellm_server.requests.tools import demand_of, given_tools, strict_place
 from corellm_server.uploads import Uploads
 from corellm_server.uses import check_tasks
 
-if TYPE_CHECKING:  # needs corellm[otel]
+if TYPE_CHECKING:  # needs corellm[otel], corellm-pooling
+    from corellm_pooling.params import PoolingParams
+    from corellm_pooling.results import PoolingOutput, PoolingRequestOutput
     from corellm_server.tracing import Tracing
 
 

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -21,10 +21,12 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from corellm import __version__
 from corellm.outputs import RequestOutput
-from corellm.pooling_outputs import PoolingRequestOutput
 from corellm_server.exchange import Exchange
 from corellm_server.logs import PROBES
 from corellm_server.stages import Stage
+
+if TYPE_CHECKING:
+    from corellm_pooling.results import PoolingRequestOutput
 
 _CLOSE_SECONDS = 1.0
 """Time for the spans of the last requests to get out; a receiver that hangs keeps no server from ending."""
@@ -147,7 +149,7 @@ def _stages_in_engine(outputs: Sequence[RequestOutput | PoolingRequestOutput[Any
         if times.first_token_ts is not None and times.last_token_ts is not None:
             yield Stage("prefill", times.scheduled_ts, times.first_token_ts)
             yield Stage("decode", times.first_token_ts, times.last_token_ts)
-        elif isinstance(output, PoolingRequestOutput) and times.finished_time is not None:
+        elif not isinstance(output, RequestOutput) and times.finished_time is not None:
             yield Stage("prefill", times.scheduled_ts, times.finished_time)
 
 

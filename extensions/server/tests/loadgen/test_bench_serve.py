@@ -15,8 +15,8 @@ from corellm.cli import main
 from corellm_server.loadgen.client import Client
 from corellm_server.loadgen.result import RequestResult
 from corellm_server.loadgen.settings import LoadSettings
+from extensions.server.tests.fetching.hosts import listening, silent
 from extensions.server.tests.loadgen.fake_openai import THREE_TOKENS, Reply, chunk, error, fake_openai, stream, usage
-from tests.fetching.hosts import listening, silent
 
 
 def bench(*options: str) -> int:

@@ -14,15 +14,15 @@ from corellm_vllm.absent.exports import AbsentModules, exports
 if TYPE_CHECKING:
     from corellm.outputs import CompletionOutput as CompletionOutput
     from corellm.outputs import RequestOutput as RequestOutput
-    from corellm.pooling_outputs import ClassificationOutput as ClassificationOutput
-    from corellm.pooling_outputs import EmbeddingOutput as EmbeddingOutput
-    from corellm.pooling_outputs import PoolingOutput as PoolingOutput
-    from corellm.pooling_outputs import PoolingRequestOutput as PoolingRequestOutput
-    from corellm.pooling_outputs import ScoringOutput as ScoringOutput
     from corellm.prompts import PromptType as PromptType
     from corellm.prompts import TextPrompt as TextPrompt
     from corellm.prompts import TokensPrompt as TokensPrompt
     from corellm_decoding import BeamSearchParams as BeamSearchParams
+    from corellm_pooling.results import ClassificationOutput as ClassificationOutput
+    from corellm_pooling.results import EmbeddingOutput as EmbeddingOutput
+    from corellm_pooling.results import PoolingOutput as PoolingOutput
+    from corellm_pooling.results import PoolingRequestOutput as PoolingRequestOutput
+    from corellm_pooling.results import ScoringOutput as ScoringOutput
     from corellm_vllm.engine.arg_utils import AsyncEngineArgs as AsyncEngineArgs
     from corellm_vllm.engine.arg_utils import EngineArgs as EngineArgs
     from corellm_vllm.engine.async_llm_engine import AsyncLLM as AsyncLLM
@@ -40,21 +40,21 @@ _HOMES = {
     "AsyncLLM": "corellm_vllm.engine.async_llm_engine",
     "AsyncLLMEngine": "corellm_vllm.engine.async_llm_engine",
     "BeamSearchParams": "corellm_decoding",
-    "ClassificationOutput": "corellm.pooling_outputs",
-    "ClassificationRequestOutput": "corellm.pooling_outputs:PoolingRequestOutput",
+    "ClassificationOutput": "corellm_pooling.results",
+    "ClassificationRequestOutput": "corellm_pooling.results:PoolingRequestOutput",
     "CompletionOutput": "corellm.outputs",
-    "EmbeddingOutput": "corellm.pooling_outputs",
-    "EmbeddingRequestOutput": "corellm.pooling_outputs:PoolingRequestOutput",
+    "EmbeddingOutput": "corellm_pooling.results",
+    "EmbeddingRequestOutput": "corellm_pooling.results:PoolingRequestOutput",
     "EngineArgs": "corellm_vllm.engine.arg_utils",
     "LLMEngine": "corellm_vllm.engine.llm_engine",
-    "PoolingOutput": "corellm.pooling_outputs",
+    "PoolingOutput": "corellm_pooling.results",
     "PoolingParams": "corellm_vllm.pooling_params",
-    "PoolingRequestOutput": "corellm.pooling_outputs",
+    "PoolingRequestOutput": "corellm_pooling.results",
     "PromptType": "corellm.prompts",
     "RequestOutput": "corellm.outputs",
     "SamplingParams": "corellm_vllm.sampling_params",
-    "ScoringOutput": "corellm.pooling_outputs",
-    "ScoringRequestOutput": "corellm.pooling_outputs:PoolingRequestOutput",
+    "ScoringOutput": "corellm_pooling.results",
+    "ScoringRequestOutput": "corellm_pooling.results:PoolingRequestOutput",
     "TextPrompt": "corellm.prompts",
     "TokensPrompt": "corellm.prompts",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from corellm_vllm.absent.exports import exports
 
 _HOMES = {
-    "PoolerConfig": "corellm.pooling_params",
+    "PoolerConfig": "corellm_pooling.params",
 }
 __all__ = sorted(_HOMES)
 __getattr__ = exports(__name__, _HOMES)

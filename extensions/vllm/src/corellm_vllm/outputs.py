@@ -5,17 +5,17 @@ from __future__ import annotations
 from corellm_vllm.absent.exports import exports
 
 _HOMES = {
-    "ClassificationOutput": "corellm.pooling_outputs",
-    "ClassificationRequestOutput": "corellm.pooling_outputs:PoolingRequestOutput",
+    "ClassificationOutput": "corellm_pooling.results",
+    "ClassificationRequestOutput": "corellm_pooling.results:PoolingRequestOutput",
     "CompletionOutput": "corellm.outputs",
-    "EmbeddingOutput": "corellm.pooling_outputs",
-    "EmbeddingRequestOutput": "corellm.pooling_outputs:PoolingRequestOutput",
-    "PoolingOutput": "corellm.pooling_outputs",
-    "PoolingRequestOutput": "corellm.pooling_outputs",
+    "EmbeddingOutput": "corellm_pooling.results",
+    "EmbeddingRequestOutput": "corellm_pooling.results:PoolingRequestOutput",
+    "PoolingOutput": "corellm_pooling.results",
+    "PoolingRequestOutput": "corellm_pooling.results",
     "RequestMetrics": "corellm.outputs",
     "RequestOutput": "corellm.outputs",
-    "ScoringOutput": "corellm.pooling_outputs",
-    "ScoringRequestOutput": "corellm.pooling_outputs:PoolingRequestOutput",
+    "ScoringOutput": "corellm_pooling.results",
+    "ScoringRequestOutput": "corellm_pooling.results:PoolingRequestOutput",
 }
 __all__ = sorted(_HOMES)
 __getattr__ = exports(__name__, _HOMES)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 from corellm.known_fields import KnownFields
-from corellm.pooling_params import PoolingParams as CorePoolingParams
-from corellm.pooling_params import PoolingTask
 from corellm_vllm.absent.exports import exports
 from corellm_vllm.absent.names import POOLING_ARGUMENTS
 from corellm_vllm.absent.table import check_absent
+
+if TYPE_CHECKING:
+    from corellm_pooling.params import PoolingParams as OfCorellm
 
 
 @dataclass(kw_only=True)
@@ -45,14 +46,16 @@ class PoolingParams(KnownFields):
         self.use_activation = next((value for value in (self.use_activation, *older) if value is not None), None)
         self.of(self.task or "token_embed")
 
-    def of(self, task: str) -> CorePoolingParams:
+    def of(self, task: str) -> OfCorellm:
         """Return the engine's parameters, for a task where they have none.
 
         Raises:
             InvalidParameterError: a value out of range, or one that does not fit the task.
         """
-        return CorePoolingParams(
-            task=cast(PoolingTask, self.task or task),
+        from corellm import PoolingParams as OfCorellm
+
+        return OfCorellm(
+            task=self.task or task,  # type: ignore[arg-type]  # which is checked
             dimensions=self.dimensions,
             use_activation=self.use_activation,
             truncate_prompt_tokens=self.truncate_prompt_tokens,
@@ -60,5 +63,5 @@ class PoolingParams(KnownFields):
         )
 
 
-__all__ = ["PoolingParams", "PoolingTask"]
-__getattr__ = exports(__name__)
+__all__ = ["PoolingParams", "PoolingTask"]  # noqa: F822 - the second is found when it is asked for
+__getattr__ = exports(__name__, {"PoolingTask": "corellm_pooling.params"})

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from corellm.errors import CheckpointError, ConfigError
 from corellm.hookspecs import ModelContext
 from corellm.modelling.given_hidden import GivenHidden
-from corellm.pooling_params import PoolerConfig
 from corellm_pooling.building import activation_of, embedding_poolers, padding_of
 from corellm_pooling.heads import ClassificationHead
+from corellm_pooling.params import PoolerConfig
 from corellm_pooling.poolers import DispatchPooler, Pooler, SequencePooler, TokenPooler
 
 _TOKENS = 5

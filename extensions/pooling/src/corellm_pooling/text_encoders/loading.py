@@ -21,13 +21,13 @@ from corellm.loading.model_parts import replace_layers
 from corellm.loading.opening import OpenedModel, make_input_processor, make_mm_processor
 from corellm.loading.sizing import Sizes, sequences_at_once, token_budget
 from corellm.modelling.defaults import attention_of, freeze, model_width
-from corellm.pooling_params import PoolerConfig
 from corellm.sampling.sampling_state import SamplingState
 from corellm.system.memory import DeviceMemory
 from corellm.system.process import usable_cpus
 from corellm.worker.kv_cache import KVCache
 from corellm_pooling.colbert_files import INLINE_PROJECTION
 from corellm_pooling.late_interaction import LateInteraction
+from corellm_pooling.params import PoolerConfig
 from corellm_pooling.sentence_transformers import read_stated_pooling
 from corellm_pooling.settings import Conversion
 from corellm_pooling.text_encoders.choice import choose_forward

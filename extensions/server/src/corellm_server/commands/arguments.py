@@ -12,7 +12,7 @@ from typing import Any
 from corellm.cli.arguments import ENGINE_CONFIGS
 from corellm.cli.fields import add_fields, given_fields
 from corellm.errors import ConfigError
-from corellm.fetching.settings import FetchSettings
+from corellm.fetch_settings import FetchSettings
 from corellm_server.commands.config_file import read_config
 from corellm_server.limits import RequestLimits
 from corellm_server.options import ServerConfig, ServerOptions

@@ -103,9 +103,9 @@ def _run(
     """Load the model, run, and print what was done; returns the signal that ended it."""
     import asyncio
 
-    from corellm.fetching.fetcher import Fetcher
     from corellm.serving import ProcessLLM
     from corellm_server.batch.running import BatchRun, batch_options
+    from corellm_server.fetching.fetcher import Fetcher
     from corellm_server.service import Service
 
     async def run_all(service: Service) -> signal.Signals | None:

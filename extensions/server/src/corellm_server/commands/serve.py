@@ -80,9 +80,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _serve(config: ServerConfig, engine_args: dict[str, Any]) -> int:
     return_large_blocks()  # the engine has a process of its own
-    from corellm.fetching.fetcher import Fetcher
     from corellm.serving import ProcessLLM
     from corellm_server.connections import allow_descriptors
+    from corellm_server.fetching.fetcher import Fetcher
     from corellm_server.kept.responses import open_table
     from corellm_server.running import HttpServer, bind, check_certificate, url_of
     from corellm_server.service import Service, served_names

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from corellm.pooling_params import POOLING_TASKS, PoolingTask
 from corellm_server.endpoints.replies import JsonBody, declared, json_response
 from corellm_server.exchange import Exchange, exchange_of
 from corellm_server.pooled import pool_inputs
-from corellm_server.requests.pooling import ClassifyRequest, EmbeddingRequest, PoolingRequest
+from corellm_server.requests.pooling import ClassifyRequest, EmbeddingRequest, PoolingRequest, Task
 from corellm_server.responses import pooling as responses
 from corellm_server.responses.pooling import Pooled, data_of
 from corellm_server.service import Service
@@ -101,8 +100,8 @@ def pooling_routes(service: Service) -> APIRouter:
     async def pool(body: PoolingRequest, request: Request) -> Response:
         """Pool inputs, or a conversation, and return arrays."""
         model, has = service.check_model(body.model), service.client.tasks
-        check_tasks(has, POOLING_TASKS if body.task is None else [body.task], param="task")
-        task = body.task or cast(PoolingTask, "reward" if "reward" in has else has[0])
+        check_tasks(has, get_args(Task) if body.task is None else [body.task], param="task")
+        task = body.task or cast(Task, "reward" if "reward" in has else has[0])
         params = body.params(task, dimensions=body.dimensions, use_activation=body.use_activation)
         exchange = exchange_of(request.scope)
         outputs = await pool_inputs(service, exchange, body, params)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from corellm.known_fields import Absent
-from corellm.pooling_params import PoolingParams, PoolingTask
 from corellm_server.errors import ApiError
 from corellm_server.requests.body import FIRST_ERROR, Body
 from corellm_server.requests.chat import Conversation, Messages
 from corellm_server.requests.completions import Prompts
 
+if TYPE_CHECKING:
+    from corellm_pooling.params import PoolingParams
+
 Encoding = Literal["float", "base64"]
+Task = Literal["embed", "token_embed", "classify", "token_classify", "score", "reward"]
 Side = str | dict[str, Any]
 """Text; a content part; or an object whose `content` is a list of parts."""
 Sides = str | dict[str, Any] | Annotated[list[Side], FIRST_ERROR]
@@ -43,12 +46,14 @@ class PooledFields(Body):
     priority: int | None = None
     """Lower runs first, if the server schedules by priority."""
 
-    def params(self, task: PoolingTask, **given: Any) -> PoolingParams:
+    def params(self, task: Task, **given: Any) -> PoolingParams:
         """The parameters of each of its prompts.
 
         Raises:
             InvalidParameterError: a value out of range; names the field.
         """
+        from corellm import PoolingParams
+
         return PoolingParams(task=task, truncate_prompt_tokens=self.truncate_prompt_tokens, **given)
 
 
@@ -91,7 +96,7 @@ class PoolingRequest(InputsRequest):
 
     REFUSED: ClassVar[Mapping[str, Absent]] = {**PooledFields.REFUSED, **_OF_VECTORS}
 
-    task: PoolingTask | None = None
+    task: Task | None = None
     """Which results; by default `reward` of a reward model, else the model's first task."""
     dimensions: int | None = None
     """Length of embeddings."""

@@ -9,14 +9,16 @@ import base64
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from corellm_server.requests.pooling import Encoding, Side
 
-Pooled = PoolingRequestOutput[PoolingOutput]
+if TYPE_CHECKING:
+    from corellm_pooling.results import PoolingOutput, PoolingRequestOutput
+
+Pooled: TypeAlias = "PoolingRequestOutput[PoolingOutput]"
 
 
 def data_of(output: Pooled) -> Any:

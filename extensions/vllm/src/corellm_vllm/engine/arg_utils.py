@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from corellm.cli.fields import add_fields
 from corellm.config import CacheConfig, ModelConfig, MultiModalConfig, SchedulerConfig, suggestion
 from corellm.errors import ConfigError
-from corellm.fetching.settings import FetchSettings
+from corellm.fetch_settings import FetchSettings
 from corellm_vllm.absent.engine import ENGINE_ARGUMENTS, RENAMED, TASKS
 from corellm_vllm.absent.exports import exports
 from corellm_vllm.absent.names import METHODS

@@ -9,8 +9,6 @@ from corellm.engine.async_llm import AsyncLLM as CoreAsyncLLM
 from corellm.errors import ConfigError
 from corellm.lora_request import LoRARequest
 from corellm.outputs import RequestOutput
-from corellm.pooling_outputs import PoolingOutput, PoolingRequestOutput
-from corellm.pooling_params import PoolingParams as CorePoolingParams
 from corellm.sampling_params import SamplingParams
 from corellm_vllm.absent.exports import exports
 from corellm_vllm.absent.names import LOADING_ARGUMENTS, METHODS, POOLED_ARGUMENTS, REQUEST_ARGUMENTS
@@ -18,6 +16,10 @@ from corellm_vllm.absent.table import absent_attribute, takes
 from corellm_vllm.engine.arg_utils import EngineArgs, engine_arguments
 from corellm_vllm.pooling_params import PoolingParams
 from corellm_vllm.prompts import taken
+
+if TYPE_CHECKING:  # of an extension, which may not be installed
+    from corellm_pooling.params import PoolingParams as CorePoolingParams
+    from corellm_pooling.results import PoolingOutput, PoolingRequestOutput
 
 
 class AsyncLLM(CoreAsyncLLM):

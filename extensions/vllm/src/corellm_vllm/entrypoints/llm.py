@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from corellm.errors import ConfigError
 from corellm.llm import LLM as CoreLLM
 from corellm.llm import OnError
 from corellm.lora_request import LoRARequest
 from corellm.outputs import RequestOutput
-from corellm.pooling_outputs import (
-    ClassificationOutput,
-    EmbeddingOutput,
-    PoolingOutput,
-    PoolingRequestOutput,
-    ScoringOutput,
-)
-from corellm.pooling_params import PoolingParams as CorePoolingParams
 from corellm.sampling_params import SamplingParams
 from corellm_vllm.absent.exports import exports
 from corellm_vllm.absent.names import METHODS, POOLED_ARGUMENTS, REQUEST_ARGUMENTS, SCORE_ARGUMENTS
@@ -28,8 +20,18 @@ from corellm_vllm.engine.llm_engine import LLMEngine
 from corellm_vllm.pooling_params import PoolingParams
 from corellm_vllm.prompts import each_taken
 
+if TYPE_CHECKING:  # of an extension, which may not be installed
+    from corellm_pooling.params import PoolingParams as CorePoolingParams
+    from corellm_pooling.results import (
+        ClassificationOutput,
+        EmbeddingOutput,
+        PoolingOutput,
+        PoolingRequestOutput,
+        ScoringOutput,
+    )
+
 Bar = bool | Callable[..., Any]
-Pooling = PoolingParams | CorePoolingParams | None
+Pooling: TypeAlias = "PoolingParams | CorePoolingParams | None"
 
 
 class LLM(CoreLLM):
@@ -228,7 +230,7 @@ class LLM(CoreLLM):
 def _asked(given: Pooling, task: str, truncate_prompt_tokens: int | None) -> CorePoolingParams:
     """What a call asks for: its parameters, or those of its arguments."""
     params = given if given is not None else PoolingParams(truncate_prompt_tokens=truncate_prompt_tokens)
-    return params if isinstance(params, CorePoolingParams) else params.of(task)
+    return params.of(task) if isinstance(params, PoolingParams) else params
 
 
 __all__ = ["LLM"]

@@ -14,9 +14,8 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 
 from corellm.config import MultiModalConfig
-from corellm.errors import InvalidParameterError, MediaError
-from corellm.fetching.url import is_remote, parse_url
-from corellm.media.files import read_url
+from corellm.errors import InvalidParameterError, MediaError, MissingExtraError
+from corellm.media.files import is_remote, read_url
 from corellm.media.image import load_image
 from corellm_vllm.absent.exports import exports
 from corellm_vllm.absent.names import FETCH_ARGUMENTS
@@ -59,8 +58,15 @@ def _content(url: str) -> str | bytes:
 
 def _fetched(url: str) -> bytes:
     """Return the file of a URL, whose host the script allows by naming it."""
-    from corellm.fetching.settings import FetchSettings
-    from corellm.frontend.remote_media import RemoteMedia
+    from corellm.fetch_settings import FetchSettings
+
+    try:
+        from corellm_server.fetching.remote_media import RemoteMedia
+        from corellm_server.fetching.url import parse_url
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            "URLs are fetched by corellm-server; from a checkout: pip install ./extensions/server"
+        ) from error
 
     messages = [{"role": "user", "content": [{"type": "image", "image": url}]}]
     target = parse_url(url)

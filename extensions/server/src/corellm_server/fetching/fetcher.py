@@ -16,9 +16,9 @@ import httpx
 
 from corellm import __version__
 from corellm.errors import MediaError, MediaTooLargeError
-from corellm.fetching.addresses import SystemResolver, is_public
-from corellm.fetching.settings import FetchSettings
-from corellm.fetching.url import MediaUrl, parse_url
+from corellm.fetch_settings import FetchSettings
+from corellm_server.fetching.addresses import SystemResolver, is_public
+from corellm_server.fetching.url import MediaUrl, parse_url
 
 MAX_REDIRECTS = 3
 _MAX_ADDRESSES = 4
@@ -111,7 +111,7 @@ class Fetcher:
 
     async def _addresses(self, url: MediaUrl) -> Sequence[str]:
         """The addresses of an allowed host, resolved once; all are allowed."""
-        if not any(pattern.allows(url) for pattern in self._patterns):
+        if not any(pattern.allows(url.host, url.port) for pattern in self._patterns):
             logger.info("refused to fetch from %s: not in allowed_media_domains", url.authority)
             raise MediaError("its host, or its port, is not among those that are allowed (allowed_media_domains)")
         addresses = [url.host] if url.is_address else await self._resolve(url.host)

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corellm.errors import MediaError, MediaTooLargeError
-from corellm.fetching.addresses import is_public
-from corellm.fetching.fetcher import Fetcher
-from corellm.fetching.url import parse_url
-from tests.fetching.hosts import (
+from corellm_server.fetching.addresses import is_public
+from corellm_server.fetching.fetcher import Fetcher
+from corellm_server.fetching.url import parse_url
+from extensions.server.tests.fetching.hosts import (
     CERTIFICATE,
     HOME,
     Names,

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corellm.errors import ConfigError, MediaError
-from corellm.fetching.addresses import SystemResolver, is_public
-from corellm.fetching.settings import FetchSettings, HostPattern
-from corellm.fetching.url import MediaUrl, parse_url
-from tests.fetching.hosts import fetching, listening, ok, responding
+from corellm.fetch_settings import FetchSettings, HostPattern
+from corellm_server.fetching.addresses import SystemResolver, is_public
+from corellm_server.fetching.url import MediaUrl, parse_url
+from extensions.server.tests.fetching.hosts import fetching, listening, ok, responding
 
 
 @pytest.mark.parametrize(
@@ -211,8 +211,9 @@ def test_a_hanging_name_server_takes_no_more_threads(monkeypatch: pytest.MonkeyP
 )  # fmt: skip
 def test_patterns(pattern: str, allowed: list[str], refused: list[str]) -> None:
     """A host, its subdomains, all; two ports unless one is given."""
-    assert all(HostPattern.parse(pattern).allows(parse_url(url)) for url in allowed)
-    assert not any(HostPattern.parse(pattern).allows(parse_url(url)) for url in refused)
+    hosts = HostPattern.parse(pattern)
+    assert all(hosts.allows(url.host, url.port) for url in map(parse_url, allowed))
+    assert not any(hosts.allows(url.host, url.port) for url in map(parse_url, refused))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from corellm.errors import ProcessingError
 
 if TYPE_CHECKING:  # imports an HTTP library
-    from corellm.fetching.fetcher import Fetcher
+    from corellm_server.fetching.fetcher import Fetcher
 
 CLOSED = "nothing is fetched any more: the engine was shut down"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import io
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +16,21 @@ import pytest
 
 from corellm import LLM, AsyncLLM, SamplingParams
 from corellm.errors import ItemLimitError, MediaError, MissingExtraError, ProcessingError
-from corellm.fetching import fetcher as fetcher_module
-from corellm.fetching.fetcher import Fetcher
-from corellm.fetching.settings import FetchSettings
-from corellm.frontend.remote_media import MOST_URLS, RemoteMedia
-from tests.fetching.hosts import HOME, Host, Names, listening_in_thread, ok, redirect, responding, silent
+from corellm.fetch_settings import FetchSettings
+from corellm.loading import opening
+from corellm_server.fetching import remote_media
+from corellm_server.fetching.fetcher import Fetcher
+from corellm_server.fetching.remote_media import MOST_URLS, RemoteMedia
+from extensions.server.tests.fetching.hosts import (
+    HOME,
+    Host,
+    Names,
+    listening_in_thread,
+    ok,
+    redirect,
+    responding,
+    silent,
+)
 from tests.fixtures import random_image
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -71,7 +80,7 @@ def make_fetcher() -> Iterator[Callable[..., Fetcher]]:
     resolve = Names(media_test=[HOME], inside_test=[("10.0.0.1",)])
     made = partial(Fetcher, resolve=resolve, is_allowed=lambda address: address == "127.0.0.1")
     with pytest.MonkeyPatch.context() as patching:
-        patching.setattr(fetcher_module, "Fetcher", made)
+        patching.setattr(remote_media, "Fetcher", made)
         yield made
 
 
@@ -201,7 +210,7 @@ def test_a_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, make_f
         raise OSError("no descriptors")
 
     with monkeypatch.context() as patching:
-        patching.setattr("corellm.fetching.fetch_thread.asyncio.run", fail)
+        patching.setattr("corellm_server.fetching.fetch_thread.asyncio.run", fail)
         with pytest.raises(ProcessingError, match="no descriptors"):
             media.load(normalized("http://media.test/"))
     with pytest.raises(MediaError):
@@ -214,7 +223,7 @@ def test_without_allowed_hosts_the_argument_is_named(tiny_llava: Path, host: Hos
     before = host.num_connections
     with (
         LLM(str(tiny_llava), dtype="float32", allowed_media_domains=[]) as llm,
-        pytest.raises(MediaError, match="allowed_media_domains=") as refused,
+        pytest.raises(MediaError, match=r"allowed_media_domains=") as refused,
     ):
         tokens(llm, asking(f"http://127.0.0.1:{host.port}/image.png"))
     assert (refused.value.modality, refused.value.item) == ("image", 0)
@@ -223,7 +232,7 @@ def test_without_allowed_hosts_the_argument_is_named(tiny_llava: Path, host: Hos
 
 def test_the_loopback_interface_is_private(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is allowed, where no test says otherwise."""
-    monkeypatch.setattr(fetcher_module, "Fetcher", Fetcher)
+    monkeypatch.setattr(remote_media, "Fetcher", Fetcher)
     media, before = RemoteMedia(FetchSettings(allowed_media_domains=[f"*:{host.port}"])), host.num_connections
     with pytest.raises(MediaError):
         media.load(normalized(f"http://127.0.0.1:{host.port}/image.png"))
@@ -275,7 +284,7 @@ def test_a_failed_download_cancels_the_others(monkeypatch: pytest.MonkeyPatch) -
                 raise
             return b""
 
-    monkeypatch.setattr(fetcher_module, "Fetcher", OneFails)
+    monkeypatch.setattr(remote_media, "Fetcher", OneFails)
     media = RemoteMedia(FetchSettings(allowed_media_domains=["media.test"]))
     with pytest.raises(MediaError) as refused:
         media.load(normalized("http://media.test/bad", "http://media.test/"))
@@ -319,9 +328,8 @@ def test_the_thread_ends_with_its_owner() -> None:
     assert not thread.is_alive()
 
 
-def test_the_http_library_is_needed_by_who_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names it when the model is loaded."""
-    monkeypatch.delitem(sys.modules, "corellm.fetching.fetcher")
-    monkeypatch.setitem(sys.modules, "httpx", None)
-    with pytest.raises(MissingExtraError, match="httpx"):
-        RemoteMedia(FetchSettings(allowed_media_domains=["example.org"]))
+def test_fetching_is_an_extensions(tiny_llava: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where none is installed, the error says when the model is loaded what to install."""
+    monkeypatch.setattr(opening, "first_result", lambda hook, *_, **__: None)
+    with pytest.raises(MissingExtraError, match=r"allowed_media_domains needs corellm-server.*extensions/server"):
+        LLM(str(tiny_llava), dtype="float32", allowed_media_domains=["example.org"])

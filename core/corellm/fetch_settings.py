@@ -1,4 +1,7 @@
-"""What may be fetched, and at most how much, how long and how many at once. Knows hosts' patterns, no requests."""
+"""What may be fetched, and at most how much, how long and how many at once. Knows hosts' patterns, no requests.
+
+What fetches is an extension's: `offer_fetching`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from corellm.errors import ConfigError
-from corellm.fetching.url import MediaUrl
 
 _PATTERN = re.compile(r"(?P<host>\*|(?:\*\.)?[a-z0-9_.-]*[a-z0-9_-]|\[[0-9a-f:.]+\])(?::(?P<port>\d{1,5}))?", re.ASCII)
 _USUAL_PORTS = (80, 443)
@@ -42,11 +44,11 @@ class HostPattern:
             )
         return cls(found["host"].strip("[]"), int(found["port"]) if found["port"] else None)
 
-    def allows(self, url: MediaUrl) -> bool:
-        """Whether the URL's host and port are among them."""
-        if url.port != self.port if self.port else url.port not in _USUAL_PORTS:
+    def allows(self, host: str, port: int) -> bool:
+        """Whether a URL's host and port are among them."""
+        if port != self.port if self.port else port not in _USUAL_PORTS:
             return False
-        return url.host.endswith(self.host[1:]) if self.host.startswith("*") else url.host == self.host
+        return host.endswith(self.host[1:]) if self.host.startswith("*") else host == self.host
 
 
 @dataclass(frozen=True)

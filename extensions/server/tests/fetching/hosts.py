@@ -12,8 +12,8 @@ from typing import Any
 
 from anyio.from_thread import start_blocking_portal
 
-from corellm.fetching.fetcher import Fetcher
-from corellm.fetching.settings import FetchSettings
+from corellm.fetch_settings import FetchSettings
+from corellm_server.fetching.fetcher import Fetcher
 
 CERTIFICATE = Path(__file__).with_name("media.test.pem")
 """The certificate of the host `media.test`, signed by itself, with its key."""

@@ -26,11 +26,6 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _KEPT = "/?!$&'()*+,;=:@%-._~[]|{}^`\"<>"
 
 
-def is_remote(name: str) -> bool:
-    """Whether media that are named so would have to be fetched."""
-    return name[:8].lower().startswith(("http://", "https://"))
-
-
 @dataclass(frozen=True, slots=True)
 class MediaUrl:
     """An `http:` or `https:` URL; `host` is in lower case and without brackets, `target` is path and query."""

@@ -1,7 +1,7 @@
 """Fetching of media that a conversation names by URL, in Python; a server does it in `media_sources`.
 
-Knows normalized messages and whom to ask; what may be fetched is known to `corellm.fetching`. Imported only where hosts
-are allowed.
+Knows normalized messages and whom to ask; what may be fetched is known to the settings. Imported only where hosts are
+allowed.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any
 
-from corellm.errors import MediaError, MissingExtraError, ProcessingError
-from corellm.fetching.fetch_thread import CLOSED, FetchThread
-from corellm.fetching.settings import FetchSettings
-from corellm.fetching.url import is_remote
+from corellm.errors import MediaError, ProcessingError
+from corellm.fetch_settings import FetchSettings
+from corellm.media.files import is_remote
 from corellm.multimodal.chat.messages import media_parts
 from corellm.multimodal.items import name_item_in_errors
+from corellm_server.fetching.fetch_thread import CLOSED, FetchThread
+from corellm_server.fetching.fetcher import Fetcher
 
 MOST_URLS = 256
 """Most URLs of a conversation: all files are in memory until the last download ends."""
@@ -27,18 +28,9 @@ class RemoteMedia:
 
     Args:
         settings: what is allowed.
-
-    Raises:
-        MissingExtraError: the HTTP library is not installed.
     """
 
     def __init__(self, settings: FetchSettings) -> None:
-        try:
-            from corellm.fetching.fetcher import Fetcher
-        except ModuleNotFoundError as error:
-            if error.name != "httpx":
-                raise
-            raise MissingExtraError("allowed_media_domains needs httpx: pip install httpx") from error
         self._thread = FetchThread(Fetcher(settings))
 
     def load(self, messages: Sequence[Mapping[str, Any]]) -> None:
