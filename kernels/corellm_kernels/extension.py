@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from corellm.hookspecs import hookimpl
 
@@ -56,6 +56,13 @@ class Kernels:
         from corellm_kernels.cpu.low_rank import DTYPES, add_low_rank
 
         return add_low_rank if dtype in DTYPES and CompiledAttention.unsupported(device, dtype) is None else None
+
+    @hookimpl
+    def speed_up_processor(self, processor: Any) -> None:
+        """Have transformers' own Pillow processors rescale and normalize pixels in fewer passes."""
+        from corellm_kernels.pixel_values import patch_processor
+
+        patch_processor(processor)
 
     @hookimpl(trylast=True)
     def fuse_layers(

@@ -20,8 +20,8 @@ from corellm.errors import CheckpointError, ConfigError, PluginNotFoundError
 from corellm.loading.missing_torchvision import way_out
 from corellm.loading.remote_code import no_questions
 from corellm.modelling.checkpoint_files import read_json
-from corellm.multimodal.pixel_values import patch_processor
 from corellm.plugin.adapters import shipped_checkpoints
+from corellm.plugin.extensions import call_extensions
 
 if TYPE_CHECKING:
     import torch
@@ -161,7 +161,7 @@ def load_processor(context: ModelContext, factory: Callable[..., Any] | None, *,
         processor = _made_by(factory or AutoProcessor, path, trusted)
         if not own_tokenizer and hasattr(processor, "tokenizer"):
             processor.tokenizer = context.tokenizer
-        patch_processor(processor)
+        list(call_extensions("speed_up_processor", lambda result: result is None, processor=processor))
         return processor
 
 

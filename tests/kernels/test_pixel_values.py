@@ -18,7 +18,7 @@ from PIL import Image
 from transformers import BlipImageProcessorPil, CLIPImageProcessorPil, SiglipImageProcessorPil, image_transforms
 from transformers.image_processing_backends import PilBackend
 
-from corellm.multimodal.pixel_values import normalized, patch_processor, rescaled
+from corellm_kernels.pixel_values import normalized, patch_processor, rescaled
 
 FIRST = {"data_format": "channels_first", "input_data_format": "channels_first"}
 SCALES = st.sampled_from([1 / 255, 1 / 127.5, 0.003]) | st.floats(1e-6, 10)
