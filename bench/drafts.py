@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from corellm import LLM, SamplingParams
-from corellm.text_models.tiny import make_tiny_checkpoint
+from corellm_testing.tiny_text import make_tiny_checkpoint
 
 VOCABULARY = 16384
 WARM_UP = 10

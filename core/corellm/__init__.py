@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from corellm.engine.llm_engine import LLMEngine as LLMEngine
     from corellm.errors import CorellmError as CorellmError
     from corellm.llm import LLM as LLM
-    from corellm.lora_request import LoRARequest as LoRARequest
     from corellm.outputs import CompletionOutput as CompletionOutput
     from corellm.outputs import Logprob as Logprob
     from corellm.outputs import RequestMetrics as RequestMetrics
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from corellm.sampling_params import SamplingParams as SamplingParams
     from corellm.structured_outputs import ReasoningParams as ReasoningParams
     from corellm.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
+    from corellm_lora.request import LoRARequest as LoRARequest
     from corellm_pooling.params import PoolerConfig as PoolerConfig
     from corellm_pooling.params import PoolingParams as PoolingParams
     from corellm_pooling.results import ClassificationOutput as ClassificationOutput
@@ -51,7 +51,7 @@ _HOMES = {
     "EngineConfig": "corellm.config",
     "LLM": "corellm.llm",
     "LLMEngine": "corellm.engine.llm_engine",
-    "LoRARequest": "corellm.lora_request",
+    "LoRARequest": "corellm_lora.request",
     "Logprob": "corellm.outputs",
     "PoolerConfig": "corellm_pooling.params",
     "PoolingOutput": "corellm_pooling.results",

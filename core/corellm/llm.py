@@ -29,11 +29,10 @@ from corellm.frontend.chat_processor import AllowedSpecial
 from corellm.frontend.input_processor import ProcessedPrompt
 from corellm.frontend.preparation_pools import CallingThread
 from corellm.known_fields import refusing
-from corellm.lora_request import LoRARequest, keys_of_each, with_keys
 from corellm.outputs import RequestOutput
 from corellm.plugin.calls import CallOfExtension
 from corellm.progress import Progress
-from corellm.prompts import priority_of_each, split_prompts
+from corellm.prompts import keys_of_each, priority_of_each, split_prompts, with_keys
 from corellm.sampling_params import SamplingParams, params_of_each
 from corellm.system.fork_safety import NotPicklable, check_process
 from corellm.system.process import usable_cpus
@@ -41,6 +40,7 @@ from corellm.system.process import usable_cpus
 if TYPE_CHECKING:
     import torch
 
+    from corellm_lora.request import LoRARequest
     from corellm_pooling.results import (
         ClassificationOutput,
         EmbeddingOutput,

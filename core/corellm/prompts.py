@@ -46,6 +46,8 @@ class TokensPrompt(_WithItems):
     """The text they came from; outputs repeat it."""
 
 
+LORA_KEY = "lora_request"
+"""The key of a prompt that has a LoRA adapter, which `corellm-lora` reads."""
 PromptType: TypeAlias = str | Sequence[int] | TextPrompt | TokensPrompt
 """One prompt in any form."""
 
@@ -126,3 +128,22 @@ def is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def keys_of_each(given: Any, count: int) -> list[Mapping[str, Any] | None]:
+    """Return the keys that prompts get for `lora_request`, which is one for all, a list of one each, or None.
+
+    Raises:
+        InvalidParameterError: not one for each prompt.
+    """
+    is_list = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
+    if is_list and len(given) != count:
+        raise InvalidParameterError(
+            f"lora_request has {len(given)} entries for {count} prompts; give one for all, or one each", param=LORA_KEY
+        )
+    return [None if one is None else {LORA_KEY: one} for one in (given if is_list else [given] * count)]
+
+
+def with_keys(given: Any, keys: Mapping[str, Any] | None) -> Any:
+    """Return the keys that a call was given for a prompt, with those of `keys_of_each`."""
+    return {**given, **keys} if keys and isinstance(given, Mapping) else given or keys

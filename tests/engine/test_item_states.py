@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corellm.errors import ContractError, PromptTooLongError
-from corellm.frontend.visible_states import visible_states_of
+from corellm.frontend.stated_parts import visible_states_of
 from corellm.multimodal.inputs import MultiModalFeature, PlaceholderRange
 from corellm.sampling_params import SamplingParams
 from corellm.scheduling.batch import SequenceChunk

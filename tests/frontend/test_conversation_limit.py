@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from corellm.errors import PromptTooLongError
 from corellm.frontend.chat_processor import RenderedChat
-from corellm.frontend.conversation_limit import ConversationLimit, split_turns
+from corellm.frontend.conversation_limit import shortenings, split_turns
 from corellm.multimodal.chat import collect_media
 from corellm.multimodal.chat.messages import media_parts
 
@@ -49,11 +49,15 @@ class Counting:
         self.processed.append((number, part["image"]))
         return int(part["image"]) - 1
 
-    def limit(self, tokens: int, most: int = 10**6) -> ConversationLimit:
-        return ConversationLimit(tokens, self.render, lambda chat: len(chat.token_ids), self.expansion, {"image": most})
+    def shortenings(
+        self, messages: Sequence[Mapping[str, Any]], tokens: int, most: int = 10**6
+    ) -> Iterator[RenderedChat]:
+        return shortenings(
+            messages, tokens, self.render, lambda chat: len(chat.token_ids), self.expansion, {"image": most}
+        )
 
     def kept(self, messages: Sequence[Mapping[str, Any]], tokens: int, **options: Any) -> str | None:
-        return next(self.limit(tokens, **options).shortenings(messages)).text
+        return next(self.shortenings(messages, tokens, **options)).text
 
 
 def test_bisected() -> None:
@@ -97,4 +101,4 @@ def test_shorter_ones_follow() -> None:
         message("assistant"),
         message("user", "c"),
     ]
-    assert [chat.text for chat in Counting().limit(2).shortenings(messages)] == ["bc", "c"]
+    assert [chat.text for chat in Counting().shortenings(messages, 2)] == ["bc", "c"]

@@ -16,7 +16,7 @@ import pytest
 from transformers.models.llama import modeling_llama
 
 from corellm.errors import CheckpointError, ContractError
-from corellm.text_models.tiny import make_tiny_checkpoint
+from corellm_testing.tiny_text import make_tiny_checkpoint
 from tests.text_models.parity import Model, generated
 
 _NAME = "transformers.models.llama.modeling_imitated"

@@ -95,7 +95,7 @@ BOTH_WAYS = ["Gemma3ForConditionalGeneration", "Gemma4ForConditionalGeneration",
 def probe(model: nn.Module, *, names_spans: bool = False) -> frozenset[int]:
     """Run the probe on a model; return the layers that stay causal."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
-    ahead = probe_spans(model, decoder, WIDTH, torch.float32, torch.device("cpu")).ahead
+    ahead, _ = probe_spans(model, decoder, WIDTH, torch.float32, torch.device("cpu"))
     return causal_layers(model, range(2), ahead, names_spans=names_spans, backend=ReferenceAttention())
 
 
@@ -163,14 +163,14 @@ def test_whether_a_window_cuts_an_item(architecture: str, cut: bool) -> None:
             **TEXT, sliding_window=4, layer_types=["sliding_attention", "full_attention"]
         )
     model = getattr(transformers, name)(config).eval()
-    spans = probe_spans(model, model.get_decoder(), WIDTH, torch.float32, torch.device("cpu"))
+    _, found = probe_spans(model, model.get_decoder(), WIDTH, torch.float32, torch.device("cpu"))
     long = torch.tensor([types[1:-1] + [types[2]] * 9 + types[-1:]])
     given = {"inputs_embeds": torch.zeros(1, long.shape[1], WIDTH), argument: long}
     (first, last), window = long[0].eq(types[2]).nonzero().flatten()[[0, -1]].tolist(), 4
     assert last - first > window
     seen = visible_tokens(model, model.get_decoder(), given)[0]
     assert bool(seen[first, last])
-    assert spans.cut == cut == (not bool(seen[last, first]))
+    assert found == cut == (not bool(seen[last, first]))
     assert model.get_decoder().config.sliding_window == window
 
 

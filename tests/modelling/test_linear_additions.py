@@ -31,7 +31,6 @@ from corellm.modelling.linear_additions import AddedLinear, LinearAdditions
 from corellm.plugin.extensions import load_extensions
 from corellm.quantization import Int8Linear
 from corellm.scheduling.batch import ScheduledBatch
-from corellm.text_models.tiny import make_tiny_checkpoint
 from corellm.worker.model_runner import ModelRunner
 from corellm_kernels.cpu import library
 from corellm_kernels.cpu.linear import PackedLinear as CompiledLinear
@@ -40,6 +39,7 @@ from corellm_kernels.fusion.fusing import fuse
 from corellm_kernels.fusion.mlp import FusedGatedMLP
 from corellm_kernels.gpu.kernel_set import GPU_KERNELS
 from corellm_testing.reference import Continuation, generate_one
+from corellm_testing.tiny_text import make_tiny_checkpoint
 from tests.modelling.low_rank import AdapterKey, Factors, LowRank, Products, make_factors
 from tests.modelling.other_key import OtherKey
 from tests.text_models.parity import PROMPTS

@@ -133,10 +133,10 @@ class Gate:
 
 
 def waiting(cache: ProcessorCache, key: str, threads: int) -> None:
-    """Wait until that many threads wait for `key`: there is no event for it, so look at the event they wait on."""
+    """Wait until that many threads wait for `key`: there is no event for it, so look at what they wait on."""
     deadline = time.monotonic() + WAIT_S
-    landed: Any = cache._in_progress[key].finished
-    while len(landed._cond._waiters) < threads:
+    _, landed = cache._in_progress[key]
+    while len(landed._condition._waiters) < threads:
         assert time.monotonic() < deadline
         time.sleep(0.001)
 

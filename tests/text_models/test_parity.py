@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from corellm.loading.dummy_steps import capture_graphs
-from corellm.text_models.tiny import make_tiny_checkpoint
 from corellm.worker.decode_graphs import DecodeGraphs
+from corellm_testing.tiny_text import make_tiny_checkpoint
 from tests.text_models.families import FAMILIES, READ_VALUES
 from tests.text_models.parity import Model, generated
 from tests.worker.replayed_graph import ReplayedGraph

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from corellm import LLM, SamplingParams
 from corellm.sampling.sampler import Sampler
-from corellm.text_models.tiny import make_tiny_checkpoint
 from corellm.worker.model_runner import ModelRunner
 from corellm.worker.parts.recurrent.mixer import Mixer
 from corellm.worker.parts.recurrent.states import RecurrentStates
+from corellm_testing.tiny_text import make_tiny_checkpoint
 from tests.text_models.parity import LENGTHS, PROMPTS, Model, generated
 from tests.text_models.stateful import MAIN, MORE
 

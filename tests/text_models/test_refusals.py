@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaModel
 from corellm import LLM, SamplingParams
 from corellm.errors import CheckpointError, ContractError, PluginNotFoundError, UnsupportedModalityError
 from corellm.text_models.refusals import check_architecture
-from corellm.text_models.tiny import make_tiny_checkpoint
+from corellm_testing.tiny_text import make_tiny_checkpoint
 from tests.fixtures import random_image
 
 _GROUPED = {"intermediate_size": 96, "num_key_value_heads": 2}

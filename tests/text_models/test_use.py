@@ -9,7 +9,7 @@ import pytest
 
 from corellm import AsyncLLM
 from corellm.cli import main
-from corellm.text_models.tiny import make_tiny_checkpoint
+from corellm_testing.tiny_text import make_tiny_checkpoint
 from extensions.server.tests.conftest import MODEL, image_part, serving
 from tests.fixtures import random_image
 

@@ -20,12 +20,12 @@ from corellm.hookspecs import hookimpl
 from corellm.outputs import RequestOutput
 from corellm.plugin.extensions import load_extensions
 from corellm.scheduling.batch import NewSequence, ScheduledBatch
-from corellm.text_models.tiny import make_tiny_checkpoint
 from corellm.worker.decode_graphs import DecodeGraphs
 from corellm.worker.input_batch import FlatBatch
 from corellm.worker.model_runner import ModelRunner
 from corellm.worker.parts.proposals import proposals_of
 from corellm.worker.parts.step_part import StepPart
+from corellm_testing.tiny_text import make_tiny_checkpoint
 from tests.fixtures import random_image
 from tests.sampling.automaton import automata, automaton
 from tests.text_models.stateful import MAIN

@@ -16,10 +16,6 @@ KEPT_BYTES = 1 << 25
 """Memory up to this size is used again: fresh memory takes longer than what is written to it."""
 
 
-class TooShortError(Exception):
-    """The memory has fewer bytes than the other process said."""
-
-
 def anonymous_file(label: str) -> int:
     """The descriptor of an empty file without a name, which the caller closes; Linux shows the label in `/proc`."""
     if hasattr(os, "memfd_create"):
@@ -63,13 +59,13 @@ class SharedMemory:
         """A copy of `count` bytes.
 
         Raises:
-            TooShortError: there are fewer.
+            EOFError: there are fewer.
         """
         if self._size() < at + count:  # before memory is taken for them
-            raise TooShortError
+            raise EOFError
         data = os.pread(self.descriptor, count, at)
         if len(data) < count:
-            raise TooShortError
+            raise EOFError
         return data
 
     @contextmanager
@@ -79,14 +75,14 @@ class SharedMemory:
         Reading a mapping beyond the end of its file would end this process.
 
         Raises:
-            TooShortError: there are fewer.
+            EOFError: there are fewer.
         """
         if self._can_shrink:
             yield memoryview(self.read(count, at))
             return
         if self._mapped is None or len(self._mapped) < at + count:
             if self._size() < at + count:
-                raise TooShortError
+                raise EOFError
             self._mapped = mmap.mmap(self.descriptor, at + count)
         with memoryview(self._mapped) as whole, whole[at : at + count] as part:
             yield part

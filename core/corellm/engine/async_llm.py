@@ -27,13 +27,14 @@ from corellm.frontend.input_processor import InputProcessor, ProcessedPrompt, wi
 from corellm.frontend.preparation_pools import PreparationPools
 from corellm.frontend.text_limit import CHEAP_CHARACTERS
 from corellm.known_fields import refusing
-from corellm.lora_request import LoRARequest, keys_of_each, with_keys
 from corellm.outputs import RequestOutput
 from corellm.plugin.calls import CallOfExtension
+from corellm.prompts import keys_of_each, with_keys
 from corellm.sampling_params import SamplingParams
 from corellm.system.fork_safety import NotPicklable, check_process
 
 if TYPE_CHECKING:  # of an extension, which may not be installed
+    from corellm_lora.request import LoRARequest
     from corellm_pooling.params import PoolingParams
     from corellm_pooling.results import PoolingOutput, PoolingRequestOutput
 

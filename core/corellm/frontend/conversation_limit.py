@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from corellm.errors import MultiModalError, PromptTooLongError
@@ -21,11 +20,21 @@ Messages = Sequence[Mapping[str, Any]]
 """Normalized messages."""
 
 
-@dataclass(frozen=True)
-class ConversationLimit:
-    """A number of tokens, and how they are counted.
+def shortenings(
+    messages: Messages,
+    max_tokens: int,
+    render: Callable[[Messages], RenderedChat],
+    num_tokens: Callable[[RenderedChat], int],
+    expansion: Callable[[Mapping[str, Any], int], int],
+    most_tokens: Mapping[str, int],
+) -> Iterator[RenderedChat]:
+    """Prompts of the conversation: with as many of the newest turns as fit, then with fewer ones, down to one.
+
+    The first one fits, unless a placeholder depends on what is beside it, or the last turn alone is too long.
+    Several hundred turns are rendered some ten times.
 
     Args:
+        messages: the conversation.
         max_tokens: most tokens of a prompt, placeholders expanded.
         render: messages to a prompt.
         num_tokens: of a prompt as the processor finds it, placeholders not expanded.
@@ -33,56 +42,44 @@ class ConversationLimit:
             Called once per part, newest first, only while the conversation may fit.
         most_tokens: `{modality: tokens of the largest usual item}`.
     """
+    first, turns = split_turns(messages)
+    numbers = _numbers(messages)
+    expansions: dict[int, int] = {}
+    chats: dict[int, RenderedChat] = {}
 
-    max_tokens: int
-    render: Callable[[Messages], RenderedChat]
-    num_tokens: Callable[[RenderedChat], int]
-    expansion: Callable[[Mapping[str, Any], int], int]
-    most_tokens: Mapping[str, int]
+    def kept(count: int) -> list[Mapping[str, Any]]:
+        return [*first, *(message for turn in turns[-count:] for message in turn)]
 
-    def shortenings(self, messages: Messages) -> Iterator[RenderedChat]:
-        """Prompts of the conversation: with as many of the newest turns as fit, then with fewer ones, down to one.
+    def fits(count: int) -> bool:
+        try:
+            chats[count] = chat = render(kept(count))
+        except PromptTooLongError:
+            return False
+        size = num_tokens(chat)
+        unseen = Counter({modality: len(items) for modality, items in chat.mm_data.items()})
+        expanded = sum(items * most_tokens.get(modality, 0) for modality, items in unseen.items())
+        if size + expanded <= max_tokens:
+            return True  # whatever the items are
+        for part in reversed(media_parts(kept(count))):
+            if size > max_tokens:
+                break
+            if unseen[part["type"]] > 0:  # a family may have left older ones out itself
+                unseen[part["type"]] -= 1
+                if id(part) not in expansions:
+                    expansions[id(part)] = expansion(part, numbers[id(part)])
+                size += expansions[id(part)]
+        return size <= max_tokens
 
-        The first one fits, unless a placeholder depends on what is beside it, or the last turn alone is too long.
-        Several hundred turns are rendered some ten times.
-        """
-        first, turns = split_turns(messages)
-        numbers = _numbers(messages)
-        expansions: dict[int, int] = {}
-        chats: dict[int, RenderedChat] = {}
+    for count in range(_largest(len(turns), fits), 0, -1):
+        yield chats[count] if count in chats else render(kept(count))
 
-        def kept(count: int) -> list[Mapping[str, Any]]:
-            return [*first, *(message for turn in turns[-count:] for message in turn)]
 
-        def fits(count: int) -> bool:
-            try:
-                chats[count] = chat = self.render(kept(count))
-            except PromptTooLongError:
-                return False
-            size = self.num_tokens(chat)
-            unseen = Counter({modality: len(items) for modality, items in chat.mm_data.items()})
-            expanded = sum(items * self.most_tokens.get(modality, 0) for modality, items in unseen.items())
-            if size + expanded <= self.max_tokens:
-                return True  # whatever the items are
-            for part in reversed(media_parts(kept(count))):
-                if size > self.max_tokens:
-                    break
-                if unseen[part["type"]] > 0:  # a family may have left older ones out itself
-                    unseen[part["type"]] -= 1
-                    if id(part) not in expansions:
-                        expansions[id(part)] = self.expansion(part, numbers[id(part)])
-                    size += expansions[id(part)]
-            return size <= self.max_tokens
-
-        for count in range(_largest(len(turns), fits), 0, -1):
-            yield chats[count] if count in chats else self.render(kept(count))
-
-    def refusal(self, num_tokens: int) -> PromptTooLongError:
-        """The error for a conversation whose last turn does not fit."""
-        return PromptTooLongError(
-            f"the system message and the last user turn alone have {num_tokens} tokens, more than "
-            f"max_window_size={self.max_tokens}; raise it, or shorten them"
-        )
+def refusal(max_tokens: int, num_tokens: int) -> PromptTooLongError:
+    """The error for a conversation whose last turn does not fit."""
+    return PromptTooLongError(
+        f"the system message and the last user turn alone have {num_tokens} tokens, more than "
+        f"max_window_size={max_tokens}; raise it, or shorten them"
+    )
 
 
 def split_turns(messages: Messages) -> tuple[list[Mapping[str, Any]], list[list[Mapping[str, Any]]]]:

@@ -17,9 +17,9 @@ import codecs
 import copy
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 _REPLACEMENT = "\ufffd"
@@ -27,26 +27,6 @@ _CONTEXT = 8
 """Tokens kept before new ones. Six are enough: three bytes to synchronize with UTF-8, three of a partial character."""
 _TAIL = 16
 """Tokens after which the tail is cut back to the context."""
-
-
-class Tokenizer(Protocol):
-    """The part of a `transformers` tokenizer, fast or slow, that detokenization needs."""
-
-    all_special_ids: list[int]
-
-    @property
-    def added_tokens_decoder(self) -> Mapping[int, Any]:
-        """Token id to the added token, which says whether it is special."""
-
-    def __len__(self) -> int: ...
-
-    def convert_ids_to_tokens(self, ids: int, /) -> str | None:
-        """The token, or None for an id that is not in the vocabulary."""
-
-    def convert_tokens_to_ids(self, tokens: list[str], /) -> list[int | None]:
-        """The tokens' ids; None or the unknown token's for those not in the vocabulary."""
-
-    def decode(self, token_ids: list[int], /, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str: ...
 
 
 class IncrementalDetokenizer:
@@ -72,7 +52,7 @@ class IncrementalDetokenizer:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: Any,
         prompt_token_ids: Sequence[int],
         *,
         skip_special_tokens: bool = True,
@@ -84,7 +64,7 @@ class IncrementalDetokenizer:
         self._vocabulary = _vocabulary(tokenizer)
         self._backend: Any = None
         if self._vocabulary.wrapper_adds_nothing:
-            self._backend = tokenizer.backend_tokenizer  # type: ignore[attr-defined]
+            self._backend = tokenizer.backend_tokenizer
         self._spelling = None if self._joins_special_tokens else self._vocabulary.spelling
         self.is_at_start = True
         """Whether there is no text yet, neither of the prompt nor of the output."""
@@ -208,12 +188,14 @@ class IncrementalDetokenizer:
         self._num_returned = len(self._decode(token_ids)) - held
 
     def _decode(self, token_ids: list[int]) -> str:
+        text: str
         if self._backend is not None:
-            text: str = self._backend.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
-            return text
-        return self._tokenizer.decode(
-            token_ids, skip_special_tokens=self._skip_special_tokens, clean_up_tokenization_spaces=False
-        )
+            text = self._backend.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
+        else:
+            text = self._tokenizer.decode(
+                token_ids, skip_special_tokens=self._skip_special_tokens, clean_up_tokenization_spaces=False
+            )
+        return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,11 +234,11 @@ class _Spelling(dict[int, bytes]):
         return found
 
 
-def _spelling(tokenizer: Tokenizer) -> _Spelling | None:
+def _spelling(tokenizer: Any) -> _Spelling | None:
     """Return a tokenizer's spelling, as its decoder states it; None for decoders that look at several tokens."""
     if not _wrapper_adds_nothing(tokenizer):
         return None
-    backend: Any = tokenizer.backend_tokenizer  # type: ignore[attr-defined]
+    backend: Any = tokenizer.backend_tokenizer
     try:
         stated = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
     except Exception:  # a decoder written in Python, which states nothing
@@ -269,7 +251,7 @@ def _spelling(tokenizer: Tokenizer) -> _Spelling | None:
     return None
 
 
-def bytes_of_tokens(tokenizer: Tokenizer, count: int) -> list[bytes]:
+def bytes_of_tokens(tokenizer: Any, count: int) -> list[bytes]:
     """Return what each of the first token ids adds to a text that goes on, as UTF-8.
 
     Empty for special tokens, ids that are not in the vocabulary, and pieces of a character of which the tokenizer does
@@ -280,9 +262,9 @@ def bytes_of_tokens(tokenizer: Tokenizer, count: int) -> list[bytes]:
     found = [b"" if token_id in vocabulary.special else spell(token_id) for token_id in range(count)]
     if None not in found:
         return [spelt or b"" for spelt in found]
-    probe = list(tokenizer.encode("a", add_special_tokens=False))  # type: ignore[attr-defined]
+    probe = list(tokenizer.encode("a", add_special_tokens=False))
     before = tokenizer.decode(probe, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    for token_id in set(tokenizer.get_vocab().values()):  # type: ignore[attr-defined]
+    for token_id in set(tokenizer.get_vocab().values()):
         if token_id < count and found[token_id] is None:
             both = tokenizer.decode([*probe, token_id], skip_special_tokens=True, clean_up_tokenization_spaces=False)
             is_text = both.startswith(before) and _REPLACEMENT not in both
@@ -324,10 +306,10 @@ def _letters_of_bytes() -> dict[str, int]:
 
 _BYTE_OF_LETTER = _letters_of_bytes()
 
-_vocabularies: WeakKeyDictionary[Tokenizer, _Vocabulary] = WeakKeyDictionary()
+_vocabularies: WeakKeyDictionary[Any, _Vocabulary] = WeakKeyDictionary()
 
 
-def _vocabulary(tokenizer: Tokenizer) -> _Vocabulary:
+def _vocabulary(tokenizer: Any) -> _Vocabulary:
     known = _vocabularies.get(tokenizer)
     if known is None or known.size != len(tokenizer):
         named = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
@@ -353,7 +335,7 @@ def _vocabulary(tokenizer: Tokenizer) -> _Vocabulary:
     return known
 
 
-def _wrapper_adds_nothing(tokenizer: Tokenizer) -> bool:
+def _wrapper_adds_nothing(tokenizer: Any) -> bool:
     from transformers import PreTrainedTokenizerFast
 
     return all(
@@ -362,7 +344,7 @@ def _wrapper_adds_nothing(tokenizer: Tokenizer) -> bool:
     )
 
 
-def _byte_tokens(tokenizer: Tokenizer) -> dict[int, bytes]:
+def _byte_tokens(tokenizer: Any) -> dict[int, bytes]:
     names = [f"<0x{value:02X}>" for value in range(256)]
     found: dict[int, bytes] = {}
     for value, (name, token_id) in enumerate(zip(names, tokenizer.convert_tokens_to_ids(names), strict=True)):

@@ -6,7 +6,7 @@ knows no scheduler and no worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -26,10 +26,9 @@ from corellm.errors import (
 )
 from corellm.frontend.bad_words import BadWords
 from corellm.frontend.chat_processor import ChatOptions, ChatProcessor, RenderedChat
-from corellm.frontend.conversation_limit import ConversationLimit, Messages, numbered_in, renumber
-from corellm.frontend.decoder_prompts import decoder_prompt_of
+from corellm.frontend.conversation_limit import Messages, numbered_in, refusal, renumber, shortenings
 from corellm.frontend.prompt_key import NO_KEYS, PromptKey, way_out
-from corellm.frontend.stated_spans import spans_of
+from corellm.frontend.stated_parts import decoder_prompt_of, part_of_prompt
 from corellm.frontend.text_limit import TextLimit
 from corellm.frontend.text_tokenizer import TextTokenizer
 from corellm.hookspecs import DecoderPrompt
@@ -39,13 +38,11 @@ from corellm.multimodal.hook_results import adapter_errors, call_hook
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.item_limits import check_counts
 from corellm.multimodal.processor import MultiModalProcessor
-from corellm.plugin.hook_callers import HookCallers, adapter_implements
+from corellm.plugin.hook_callers import HookCallers
 from corellm.prompts import is_token_ids, is_unicode, plain_token_ids
 from corellm.sampling.constraint import NO_CONSTRAINTS, ConstraintKinds
 from corellm.sampling_params import SamplingParams, shown
-from corellm.scheduling.encoder_prompt import EncoderPrompt
-from corellm.scheduling.request_part import PLAIN, RequestPart
-from corellm.scheduling.spans import Spans
+from corellm.scheduling.request_part import RequestPart
 from corellm.templates.renderer import MAX_CHARS
 
 PROMPT_KEYS = frozenset(
@@ -227,28 +224,15 @@ class InputProcessor:
         Raises:
             ContractError, ProcessingError: the adapter or an extension is at fault.
         """
-        part = self._part_of_model(processed)
+        part = part_of_prompt(
+            self._hooks, processed.token_ids, processed.features, processed.cache_salt, processed.decoder
+        )
         with _preparing():
             for name, read in processed.extra.items():
                 part = self._extensions_keys[name].around(part, read)
                 if not isinstance(part, RequestPart):
                     raise ContractError(f"the prompt key {name!r}: around must return a RequestPart, got {part!r:.100}")
         return part
-
-    def _part_of_model(self, processed: ProcessedPrompt) -> RequestPart:
-        decoder, token_ids = processed.decoder, processed.token_ids
-        if decoder is not None:
-            num_states = len(token_ids) if decoder.num_states is None else decoder.num_states
-            opening = decoder.choices, decoder.not_first
-            return EncoderPrompt.of(token_ids, num_states, processed.features, processed.cache_salt, opening)
-        if processed.features and adapter_implements(self._hooks.get_visible_states):
-            from corellm.frontend.visible_states import visible_states_of
-            from corellm.scheduling.item_states import ItemStates
-
-            visible = visible_states_of(self._hooks, token_ids, processed.features)
-            return ItemStates.of_items(processed.features, visible, processed.cache_salt)
-        spans = spans_of(self._hooks, token_ids, processed.features)
-        return Spans(spans) if spans else PLAIN
 
     def _check_priority(self, priority: Any) -> None:
         """Refuse a priority that is no integer, or would have no effect.
@@ -386,12 +370,11 @@ class InputProcessor:
         fields = {**extra, **own}
         if chosen.max_window_size is None:
             return self._process_rendered(normalized, self._rendered(normalized, chosen), fields)
-        limit = self._conversation_limit(chosen.max_window_size, partial(self._rendered, options=chosen), fields)
-        for chat in limit.shortenings(normalized):
+        for chat in self._shortenings(normalized, chosen.max_window_size, chosen, fields):
             processed = self._process_rendered(normalized, chat, fields)
-            if len(processed.token_ids) <= limit.max_tokens:
+            if len(processed.token_ids) <= chosen.max_window_size:
                 return processed
-        raise limit.refusal(len(processed.token_ids))
+        raise refusal(chosen.max_window_size, len(processed.token_ids))
 
     def _checked_keys(self, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
         """Return the keys that extensions read, after checking that each is read.
@@ -443,10 +426,10 @@ class InputProcessor:
         counts = {modality: len(items) for modality, items in chat.mm_data.items()}
         return self.mm_processor.unexpanded(chat.token_ids, counts)
 
-    def _conversation_limit(
-        self, max_tokens: int, render: Callable[[Messages], RenderedChat], fields: Mapping[str, Any]
-    ) -> ConversationLimit:
-        """What `max_window_size` needs to know of this model, and of a request's processor arguments and salt."""
+    def _shortenings(
+        self, messages: Messages, max_tokens: int, options: ChatOptions, fields: Mapping[str, Any]
+    ) -> Iterator[RenderedChat]:
+        """Prompts of the newest turns, by this model's counts, and a request's processor arguments and salt."""
 
         def expansion(part: Mapping[str, Any], number: int) -> int:
             modality = part["type"]
@@ -460,9 +443,10 @@ class InputProcessor:
                 renumber(error, number)
                 raise
 
-        return ConversationLimit(
+        return shortenings(
+            messages,
             max_tokens,
-            render,
+            partial(self._rendered, options=options),
             lambda chat: len(self._unexpanded(chat)),
             expansion,
             self.mm_processor.profile.max_tokens,

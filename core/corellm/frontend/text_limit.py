@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -27,16 +26,6 @@ _SPACE_PATTERNS = ({"Regex": " {2,}"}, {"Regex": " +"}, {"Regex": "\\s+"})
 _SPACE_BYTES = str.maketrans("", "", "ĠĊĉč")
 """Space, line feed, tab and carriage return in a byte-level vocabulary."""
 _BYTE_CHARACTERS = 256
-
-
-@dataclass(frozen=True)
-class _Capacity:
-    """Most characters that one token stands for."""
-
-    all: int | None
-    """Any characters; None where white space may be lost."""
-    solid: int
-    """Characters that are not white space."""
 
 
 class TextLimit:
@@ -59,9 +48,10 @@ class TextLimit:
         """
         if len(text) <= max(CHEAP_CHARACTERS, _SLACK * self._max_model_len) or self._capacity is None:
             return
-        if self._capacity.all is not None:
-            self._compare(len(text), self._capacity.all, "characters")
-        self._compare(sum(map(len, text.split())), self._capacity.solid, "characters that are not white space")
+        of_any, solid = self._capacity
+        if of_any is not None:
+            self._compare(len(text), of_any, "characters")
+        self._compare(sum(map(len, text.split())), solid, "characters that are not white space")
 
     def _compare(self, length: int, per_token: int, kind: str) -> None:
         limit = self._max_model_len * per_token
@@ -72,7 +62,8 @@ class TextLimit:
             )
 
     @cached_property
-    def _capacity(self) -> _Capacity | None:
+    def _capacity(self) -> tuple[int | None, int] | None:
+        """Most characters that one token stands for: of any (None where white space may be lost), and of solid ones."""
         tokenizer = self._tokenizer
         if tokenizer is None:
             return None
@@ -87,7 +78,7 @@ class TextLimit:
         longest_added = max((len(token.content) for token in added), default=1)
         longest = max(longest_added, *map(len, vocabulary))
         solid = longest if not is_bytes else max(longest_added, *(len(t.translate(_SPACE_BYTES)) for t in vocabulary))
-        return _Capacity(None if loses_space else longest * composed, solid * composed)
+        return None if loses_space else longest * composed, solid * composed
 
 
 def _steps(component: Any | None) -> Iterator[Mapping[str, Any]]:

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from corellm.attention.cross_attention import stand_in
-from corellm.loading.decoder_probe import SAME, _Probe, _StatedMask
+from corellm.loading.decoder_probe import SAME, DecoderProbe, _StatedMask
 from corellm.worker.kv_cache import LayerLayout
 from corellm.worker.parts.cross_attention_cache import CrossAttentionCache, decoder_arguments
 
 _NUM_STATES = 3
 
 
-class CrossAttentionProbe(_Probe):
+class CrossAttentionProbe(DecoderProbe):
     """Gets what layers pass to attention, be it to their own tokens or to states."""
 
     def __init__(self, decoder: str, max_len: int, softcaps: bool, sinks: bool, device: torch.device) -> None:

@@ -67,7 +67,7 @@ class _StatedMask:
         return self
 
 
-class _Probe:
+class DecoderProbe:
     """Gets what layers pass to attention.
 
     Args:
@@ -217,7 +217,7 @@ def probe_decoder(
     max_len: int,
     softcaps: bool,
     sinks: bool,
-    probe_class: type[_Probe] = _Probe,
+    probe_class: type[DecoderProbe] = DecoderProbe,
     stateful: Set[int] = frozenset(),
 ) -> tuple[dict[int, LayerLayout], Tensor]:
     """Return the layout by layer and a token's hidden state `[1, hidden_size]`, by running the decoder.
@@ -285,20 +285,10 @@ def _count_pointwise(config: Any) -> int:
     return sum(kind in _POINTWISE for kind in getattr(config, "layer_types", None) or ())
 
 
-@dataclass(frozen=True)
-class SpanMasks:
-    """How a model's layers see an item's tokens, by the masks of the model around the decoder."""
-
-    ahead: frozenset[int] = frozenset()
-    """Layers in which tokens of an item see each other."""
-    cut: bool = True
-    """Whether a window hides an item's first tokens from its last ones."""
-
-
 @torch.inference_mode()
 def probe_spans(
     model: nn.Module, decoder: nn.Module, hidden_size: int, dtype: torch.dtype, device: torch.device
-) -> SpanMasks:
+) -> tuple[frozenset[int], bool]:
     """Return how layers see an item's tokens, by running a model on what is said to be an image.
 
     A model that takes no such argument is not run: its decoder was probed. Of one that fails nothing is known, which is
@@ -310,6 +300,9 @@ def probe_spans(
         hidden_size: width of its embeddings.
         dtype, device: of the model.
 
+    Returns:
+        The layers in which tokens of an item see each other, and whether a window hides some of them.
+
     Raises:
         CheckpointError: a window cuts what an item's tokens see in some layers, in others not, or nobody knows.
     """
@@ -317,7 +310,7 @@ def probe_spans(
     types = torch.tensor([_IMAGE_IN_TEXT], device=device)
     marks = {name: types for name in _TOKEN_TYPES if name in accepted}
     if not marks:
-        return SpanMasks()
+        return frozenset(), True
     embeds = torch.zeros(1, types.shape[1], hidden_size, dtype=dtype, device=device)
     inputs = {"inputs_embeds": embeds, **marks}
     inputs |= {name: rows for name, rows in no_rows(decoder, embeds).items() if name in accepted}
@@ -333,10 +326,10 @@ def probe_spans(
             type(error).__name__,
             error,
         )
-        return SpanMasks()
+        return frozenset(), True
     ahead = frozenset(layer for layer, tokens in seen.items() if bool(tokens.triu(1).any()))
     if not ahead:
-        return SpanMasks()
+        return frozenset(), True
     try:
         narrow = visible_tokens(model, decoder, inputs, window=1)
     except torch.OutOfMemoryError:
@@ -346,7 +339,7 @@ def probe_spans(
             f"{type(model).__name__} lets tokens of an item see each other, and cannot be asked whether a window hides "
             f"some ({type(error).__name__}: {error}); run this checkpoint with transformers' own generate"
         ) from error
-    return SpanMasks(ahead, cut=_cuts_spans(model, [narrow[layer] for layer in ahead]))
+    return ahead, _cuts_spans(model, [narrow[layer] for layer in ahead])
 
 
 def _cuts_spans(model: nn.Module, masks: Iterable[Tensor]) -> bool:

@@ -31,8 +31,8 @@ def make_recurrent_states(config: EngineConfig, context: ModelContext, weights: 
     """Return the states of sequences, with their memory allocated, and let the decoder's modules run on them."""
     from corellm.worker.parts.recurrent.checking import make_states
 
-    num_states: int = getattr(weights.language_model.config, "number_of_conv_states", 1)
-    return make_states(weights.mixers, num_states, sequences_at_once(config, context), context.dtype, context.device)
+    of_each: int = getattr(weights.language_model.config, "number_of_conv_states", 1)
+    return make_states(weights.mixers, of_each, sequences_at_once(config, context), context.dtype, context.device)
 
 
 def parts_of(
@@ -58,14 +58,8 @@ def _make_parts(
         parts.append(Spans(weights.causal_layers, windows_cut=weights.windows_cut_spans))
     if cache.placed_layers:  # after spans, which count in these layers, too
         parts.append(Windows(cache))
-    if weights.max_states is not None:
-        from corellm.worker.parts.encoder_states import EncoderStates
-
-        parts.append(EncoderStates(runner, weights.language_model, weights.max_states))
-    elif weights.sees_states:
-        from corellm.worker.parts.item_states import ItemStates
-
-        parts.append(ItemStates(runner, weights.language_model))
+    if weights.attended is not None:
+        parts.append(weights.attended.part(runner, weights.language_model))
     if recurrent is not None:
         parts.append(recurrent)
     parts += weights.offered
@@ -85,16 +79,15 @@ def _make_users(config: EngineConfig, weights: ModelParts, sizes: Sizes, pool: B
 
         assert window is not None
         users.append(WindowBlocks(sizes.num_blocks, sizes.num_places, block_size, window))
-    if weights.max_states is not None or weights.sees_states:
-        from corellm.scheduling.encoder_prompt import StateBlocks
-
-        users.append(StateBlocks(pool, block_size, enable_caching=config.cache.enable_prefix_caching))
+    if weights.attended is not None:
+        caching = config.cache.enable_prefix_caching
+        users.append(weights.attended.block_user(pool, block_size, enable_caching=caching))
     return users
 
 
 def most_states(weights: ModelParts, profile: DummyProfile) -> int:
     """Return the most states of a sequence that lie in the KV cache; 0 for a model without any."""
-    return _largest_item(profile) if weights.sees_states else weights.max_states or 0
+    return 0 if weights.attended is None else weights.attended.most(_largest_item(profile))
 
 
 def embeddings_at_once(config: EngineConfig, weights: ModelParts, profile: DummyProfile, sizes: Sizes) -> int:
@@ -102,7 +95,8 @@ def embeddings_at_once(config: EngineConfig, weights: ModelParts, profile: Dummy
 
     States of a request's items are written in one step: of these as many as there are slots.
     """
-    return (sizes.num_blocks - 1) * config.cache.block_size if weights.sees_states else _largest_item(profile)
+    of_items = weights.attended is not None and weights.attended.of_encoder is None
+    return (sizes.num_blocks - 1) * config.cache.block_size if of_items else _largest_item(profile)
 
 
 def _largest_item(profile: DummyProfile) -> int:
@@ -115,7 +109,7 @@ def cache_bytes(
     """Return the bytes of the KV cache by its number of blocks; `more_tokens` may be added to a step's budget."""
     block_size, windowed = config.cache.block_size, window_layers(weights.layout)
     window = largest_window(weights.layout)
-    if window is None or weights.max_states is not None or weights.sees_states or not weights.windows_cut_spans:
+    if window is None or weights.attended is not None or not weights.windows_cut_spans:
         # encoders' states lie in the same blocks, and are seen whole, as spans are; a decoder that never attends has
         # blocks without keys and values: sequences are counted in them
         return CacheBytes(max(1, block_bytes(weights.layout, block_size, kv_dtype)))

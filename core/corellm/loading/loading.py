@@ -22,7 +22,7 @@ from corellm.attention.registry import reasons_against, select_backend
 from corellm.config import EngineConfig
 from corellm.errors import ConfigError
 from corellm.frontend.input_processor import InputProcessor
-from corellm.frontend.stated_spans import longest_span
+from corellm.frontend.stated_parts import longest_span
 from corellm.hookspecs import ModelContext
 from corellm.loading.checkpoint import naming_unknown_tokens
 from corellm.loading.deferred_imports import deferring

@@ -16,9 +16,10 @@ from torch import nn
 from corellm.attention.backend import AttentionBackend
 from corellm.attention.paged import ATTENTION_NAME, register_attention
 from corellm.config import EngineConfig
-from corellm.errors import ConfigError, ContractError, MissingExtraError
+from corellm.errors import ConfigError, MissingExtraError
 from corellm.hookspecs import LoadConfig, ModelContext
-from corellm.loading.decoder_probe import SpanMasks, causal_layers, probe_decoder, probe_spans
+from corellm.loading.attended_states import AttendedStates, attended_states
+from corellm.loading.decoder_probe import DecoderProbe, causal_layers, probe_decoder, probe_spans
 from corellm.loading.mapped_weights import release_mapped_weights
 from corellm.loading.model_use import ModelUse
 from corellm.loading.packed_linear import pack_linears, packing_helps
@@ -58,10 +59,8 @@ class ModelParts:
     """Whether a window hides the beginning of a span from tokens of the same span."""
     make_runner: Callable[..., ModelRunner] | None = None
     """Makes the worker of a model without logits; None where tokens are sampled."""
-    max_states: int | None = None
-    """Most states of an encoder-decoder's encoder; None for a model that is only a decoder."""
-    sees_states: bool = False
-    """Whether the decoder attends to states of items, beside its own tokens."""
+    attended: AttendedStates | None = None
+    """States that the decoder attends to, beside its own tokens."""
     mixers: dict[str, tuple[nn.Module, int]] = field(default_factory=dict)
     """The decoder's modules that keep a state, and the width of their input, by name."""
     offered: Sequence[StepPart] = ()
@@ -100,8 +99,7 @@ def load_weights(
     language_model = hooks.get_language_model(model=model)
     token = torch.zeros(1, dtype=torch.long, device=context.device)
     width = hooks.get_input_embeddings(model=model, input_ids=token).shape[-1]
-    max_states, mixers = hooks.get_max_encoder_states(), find_mixers(language_model)
-    sees_states = adapter_implements(hooks.get_visible_states)
+    attended, mixers = attended_states(config, hooks, use), find_mixers(language_model)
     with noting_widths(mixers) as widths:
         layout, hidden = probe_decoder(
             language_model,
@@ -112,15 +110,14 @@ def load_weights(
             softcaps=backend.softcaps,
             sinks=backend.sinks,
             stateful={index for mixer in mixers.values() if isinstance(index := mixer.layer_idx, int)},
-            **_cross_attention_probe(config, use, max_states, sees_states=sees_states),
+            probe_class=DecoderProbe if attended is None else attended.probe_class,
         )
     hidden_size = hidden.shape[-1]
     names_spans = adapter_implements(hooks.get_bidirectional_spans)
-    takes_items = bool(hooks.get_supported_mm_limits())
-    spans = SpanMasks()
-    if takes_items:
-        spans = probe_spans(model, language_model, hidden_size, context.dtype, context.device)
-    causal = causal_layers(model, layout, spans.ahead, names_spans=names_spans, backend=backend)
+    ahead, windows_cut = frozenset[int](), True
+    if hooks.get_supported_mm_limits():
+        ahead, windows_cut = probe_spans(model, language_model, hidden_size, context.dtype, context.device)
+    causal = causal_layers(model, layout, ahead, names_spans=names_spans, backend=backend)
     embedding_size = model_width(model)
     make_runner = use.runner(config, context, model, hidden_size)
     samples = make_runner is None
@@ -137,8 +134,8 @@ def load_weights(
     found = {name: (module, widths[name]) for name, module in mixers.items()}
     sizes = (hidden_size, vocab_size, embedding_size)
     return ModelParts(
-        model, language_model, layout, *sizes, names_spans, causal, spans.cut, make_runner, max_states, sees_states,
-        found, parts, linears.layers,
+        model, language_model, layout, *sizes, names_spans, causal, windows_cut, make_runner, attended, found,
+        parts, linears.layers,
     )  # fmt: skip
 
 
@@ -154,36 +151,6 @@ def _check_drafts(config: EngineConfig, parts: Sequence[StepPart], *, samples: b
             f"speculative_config={wanted!r:.100} needs corellm-speculative; from a checkout: pip install "
             "./extensions/speculative"
         )
-
-
-def _cross_attention_probe(
-    config: EngineConfig, use: ModelUse, max_states: int | None, *, sees_states: bool
-) -> dict[str, Any]:
-    """Return how a decoder that attends to states is probed, as arguments of `probe_decoder`; nothing for others.
-
-    Raises:
-        ConfigError: it cannot be run as configured.
-        ContractError: the adapter says of both kinds that it is one.
-    """
-    if max_states is None and not sees_states:
-        return {}
-    kind, states = "is an encoder-decoder", "an encoder-decoder's encoder"
-    if max_states is not None and sees_states:
-        raise ContractError(
-            "get_max_encoder_states makes this model an encoder-decoder, get_visible_states a decoder that attends to "
-            "items beside its prompt; implement one of them"
-        )
-    if sees_states:
-        kind, states = "attends to states of its items", "items"
-    if not use.runs_encoder_decoders:
-        raise ConfigError(f"this model {kind}, which corellm runs to generate only; leave out runner")
-    if config.cache.kv_cache_dtype != "auto":
-        raise ConfigError(
-            f"kv_cache_dtype={config.cache.kv_cache_dtype!r}: the states of {states} are not quantized; leave it out"
-        )
-    from corellm.loading.cross_attention_probe import CrossAttentionProbe, ItemStatesProbe
-
-    return {"probe_class": ItemStatesProbe if sees_states else CrossAttentionProbe}
 
 
 def replace_layers(

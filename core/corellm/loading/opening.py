@@ -21,7 +21,6 @@ from corellm.loading.config_overrides import override_config
 from corellm.loading.deferred_imports import import_deferring
 from corellm.loading.locating import LocatedModel
 from corellm.loading.model_use import ModelUse
-from corellm.lora_request import KEY as LORA_KEY
 from corellm.modelling.defaults import ModelDefaults
 from corellm.multimodal.defaults import ProcessingChecks, ProcessingDefaults
 from corellm.multimodal.encoder_decoder import EncoderDecoderDefaults
@@ -30,6 +29,7 @@ from corellm.plugin.attributes import WITHOUT_HOOK, attribute
 from corellm.plugin.extensions import first_result, load_extensions
 from corellm.plugin.hook_callers import HookCallers, hook_callers
 from corellm.plugin.manager import build_manager, call_static_hook
+from corellm.prompts import LORA_KEY
 from corellm.sampling.constraint import NO_CONSTRAINTS, ConstraintKinds
 from corellm.templates.renderer import TemplateRenderer
 

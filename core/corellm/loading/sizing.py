@@ -57,17 +57,17 @@ def sequences_at_once(config: EngineConfig, context: ModelContext) -> int:
 
 
 def plan_sizes(
-    config: EngineConfig, context: ModelContext, cache: CacheBytes, memory: DeviceMemory, max_states: int = 0
+    config: EngineConfig, context: ModelContext, cache: CacheBytes, memory: DeviceMemory, beside: int = 0
 ) -> Sizes:
     """Return the sizes: as many blocks as fit and can be used, and what follows from their number.
 
-    A sequence that attends to states has blocks for up to `max_states` of them besides.
+    A sequence that attends to states has blocks for up to `beside` of them besides.
 
     Raises:
         ConfigError: the configured sizes do not fit; says what to change.
     """
     block_size, num_seqs = config.cache.block_size, sequences_at_once(config, context)
-    slots = wanted_len(config, context) + max_states + (block_size if max_states else 0)
+    slots = wanted_len(config, context) + beside + (block_size if beside else 0)
     num_blocks = choose_num_blocks(config.cache, cache, num_seqs * slots, memory)
     num_places = cache.most_places if 0 < cache.most_places < num_blocks else None
     max_model_len = _max_model_len(config, context, (num_blocks - 1) * block_size)

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from corellm.children.child import Child, ChildError
-from corellm.children.memory import TooShortError
 from corellm.errors import CorellmError, MediaError, MediaTooLargeError, MissingExtraError, ProcessingError
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ class Reply:
         try:
             with self.child.memory.view(count, at) as view:
                 yield view
-        except TooShortError:
+        except EOFError:
             self.require(False)
 
     def read_into(self, target: np.ndarray[Any, Any], at: int = 0) -> None:

@@ -9,19 +9,10 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 _PATIENCE_S = 60.0
-
-
-class _Computation:
-    """A computation in one thread that other threads may wait for."""
-
-    def __init__(self) -> None:
-        self.owner = threading.get_ident()
-        self.finished = threading.Event()
-        self.succeeded = False
-        self.value: Any = None
 
 
 class ProcessorCache:
@@ -46,7 +37,8 @@ class ProcessorCache:
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, tuple[Any, int]] = OrderedDict()  # oldest use first
         self._nbytes = 0
-        self._in_progress: dict[str, _Computation] = {}
+        self._in_progress: dict[str, tuple[int, Future[list[Any]]]] = {}
+        """The thread that computes a value, and what comes of it: the value, or nothing if that failed."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -110,19 +102,23 @@ class ProcessorCache:
                 if (entry := self._touch(key)) is not None:
                     self._count(hit=True)
                     return entry[0]
-                running = self._in_progress.get(key)
-                if running is None:
+                under_way = self._in_progress.get(key)
+                if under_way is None:
                     self._count(hit=False)
-                    own = self._in_progress[key] = _Computation()
+                    own: Future[list[Any]] = Future()
+                    self._in_progress[key] = (threading.get_ident(), own)
                     break
-            if running.owner == threading.get_ident():
+            owner, running = under_way
+            if owner == threading.get_ident():
                 raise RuntimeError(f"the computation of {key!r} asks the cache for {key!r}")
-            if not running.finished.wait(self._patience):
+            try:
+                found = running.result(self._patience)
+            except TimeoutError:
                 self._count_locked(hit=False)
                 return compute()[0]
-            if running.succeeded:
+            if found:
                 self._count_locked(hit=True)
-                return running.value
+                return found[0]
         return self._run(key, own, compute)
 
     def clear(self) -> None:
@@ -131,16 +127,17 @@ class ProcessorCache:
             self._entries.clear()
             self._nbytes = 0
 
-    def _run(self, key: str, running: _Computation, compute: Callable[[], tuple[Any, int]]) -> Any:
+    def _run(self, key: str, running: Future[list[Any]], compute: Callable[[], tuple[Any, int]]) -> Any:
+        found: list[Any] = []
         try:
             value, nbytes = compute()
             self.put(key, value, nbytes)
-            running.value, running.succeeded = value, True
+            found.append(value)
             return value
         finally:
             with self._lock:
                 del self._in_progress[key]
-            running.finished.set()
+            running.set_result(found)
 
     def _touch(self, key: str) -> tuple[Any, int] | None:
         entry = self._entries.get(key)

@@ -11,11 +11,11 @@ import transformers
 
 from corellm import LLM, LoRARequest, SamplingParams
 from corellm.errors import InvalidParameterError, RequestFailedError
-from corellm.text_models.tiny import make_tiny_checkpoint
 from corellm_kernels.cpu import library
 from corellm_lora.adapter_files import AdapterFiles
 from corellm_lora.adapters import Adapters
 from corellm_testing.reference import Continuation
+from corellm_testing.tiny_text import make_tiny_checkpoint
 from extensions.lora.tests.adapters import Adapted
 from tests.fixtures import random_image
 from tests.text_models.parity import PROMPTS

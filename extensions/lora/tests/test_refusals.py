@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from corellm import LLM, LoRARequest, SamplingParams
 from corellm.errors import ConfigError, ContractError, InvalidParameterError, PromptError
 from corellm.plugin.extensions import load_extensions
-from corellm.text_models.tiny import make_tiny_checkpoint
+from corellm_testing.tiny_text import make_tiny_checkpoint
 from extensions.lora.tests.adapters import save_adapter
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -8,7 +8,7 @@ import pytest
 
 from corellm import LLM
 from corellm.errors import PromptError
-from corellm.text_models.tiny import make_tiny_checkpoint
+from corellm_testing.tiny_text import make_tiny_checkpoint
 from extensions.pooling.tests.text_encoders.checkpoints import make_tiny_encoder
 from tests.modelling.other_key import OtherKey
 

@@ -14,7 +14,7 @@ from tokenizers import processors
 
 from corellm import LLM
 from corellm.errors import CheckpointError
-from corellm.text_models.tiny import make_tiny_checkpoint
+from corellm_testing.tiny_text import make_tiny_checkpoint
 from extensions.pooling.tests.test_embed import CLOSE, TEXTS, normalized
 
 SIZES: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 16}

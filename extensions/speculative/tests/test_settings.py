@@ -11,8 +11,8 @@ from corellm import LLM
 from corellm.config import ModelConfig
 from corellm.errors import ConfigError
 from corellm.loading.locating import locate
-from corellm.text_models.tiny import make_tiny_checkpoint
 from corellm_speculative.settings import DraftSettings
+from corellm_testing.tiny_text import make_tiny_checkpoint
 from tests.text_models.stateful import MAIN
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3}

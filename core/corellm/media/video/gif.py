@@ -26,21 +26,13 @@ _IMAGE, _EXTENSION, _END = 0x2C, 0x21, 0x3B
 _CONTROL = 0xF9
 _CLEAR, _RESTORE = 2, 3  # what to do with a frame before the next
 _SHORTEST, _USUAL = 2, 10  # hundredths of a second
+_NO_CONTROL: tuple[int, int, int | None] = (0, 0, None)
 
 _COST = 128
 """Video pixels that one GIF pixel counts as: to decode and paste it takes 20 ns in one thread, so the default of
 `max_video_decoded_pixels` means ten seconds.
 """
 _OPENING = 4096  # pixels that could be decoded in the time it takes to open an image
-
-
-@dataclass(frozen=True, slots=True)
-class _Control:
-    """A graphic control extension: how to show the image after it."""
-
-    disposal: int = 0
-    delay: int = 0
-    transparent: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +46,10 @@ class _Image:
     interlaced: bool
     palette: slice
     data: slice
-    control: _Control
+    disposal: int = 0
+    """What to do with it before the next; with what follows, of the graphic control extension before it."""
+    delay: int = 0
+    transparent: int | None = None
 
 
 class GifVideo:
@@ -87,7 +82,7 @@ class GifVideo:
             raise MediaError("has no frames")
         for image in self._images:
             check_size(image.width, image.height, limits.max_video_pixels)
-        delays = [image.control.delay for image in self._images]
+        delays = [image.delay for image in self._images]
         ends = list(accumulate(delay if delay >= _SHORTEST else _USUAL for delay in delays))
         self.times = tuple(end / 100 for end in [0, *ends[:-1]])
         self.duration = ends[-1] / 100
@@ -107,7 +102,7 @@ class GifVideo:
         canvas = Image.new("RGB", (self.width, self.height), "white")  # where the image is transparent
         for number, image in enumerate(images):
             box = image.left, image.top, image.left + image.width, image.top + image.height
-            disposal = image.control.disposal
+            disposal = image.disposal
             before = canvas.crop(box) if number in wanted and disposal == _RESTORE else None
             if number in wanted or disposal not in (_CLEAR, _RESTORE):  # else it is cleared before a wanted frame
                 frame = self._decode(number)
@@ -126,12 +121,12 @@ class GifVideo:
         palette = self._data[image.palette]
         flags = 0x80 | (len(palette) // 3).bit_length() - 2 if palette else 0
         parts = [b"GIF89a", struct.pack("<HHBBB", image.width, image.height, flags, 0, 0), palette]
-        if image.control.transparent is not None:
-            parts.append(struct.pack("<BBBBHBB", _EXTENSION, _CONTROL, 4, 1, 0, image.control.transparent, 0))
+        if image.transparent is not None:
+            parts.append(struct.pack("<BBBBHBB", _EXTENSION, _CONTROL, 4, 1, 0, image.transparent, 0))
         parts.append(struct.pack("<BHHHHB", _IMAGE, 0, 0, image.width, image.height, image.interlaced << 6))
         try:
             frame = GifImageFile(BytesIO(b"".join([*parts, self._data[image.data], bytes([_END])])))
-            return frame.convert("RGB" if image.control.transparent is None else "RGBA")
+            return frame.convert("RGB" if image.transparent is None else "RGBA")
         except Exception as error:  # Pillow raises many types for broken files
             raise MediaError(f"frame {number} (at {self.times[number]:.2f} s) cannot be decoded") from error
 
@@ -145,7 +140,7 @@ def _images(data: bytes) -> list[_Image]:
     """
     images: list[_Image] = []
     common = slice(13, 13 + _palette_bytes(data[10]))
-    at, control = common.stop, _Control()
+    at, control = common.stop, _NO_CONTROL
     while (kind := data[at]) != _END:
         start = at
         if kind == _IMAGE:
@@ -163,8 +158,8 @@ def _images(data: bytes) -> list[_Image]:
         at += 1
         if kind == _IMAGE and width and height:
             palette = own if own.stop > own.start else common
-            images.append(_Image(left, top, width, height, bool(flags & 0x40), palette, slice(start, at), control))
-            control = _Control()
+            images.append(_Image(left, top, width, height, bool(flags & 0x40), palette, slice(start, at), *control))
+            control = _NO_CONTROL
             check_packets(len(images))
     return images
 
@@ -173,6 +168,7 @@ def _palette_bytes(flags: int) -> int:
     return 3 << (flags & 7) + 1 if flags & 0x80 else 0
 
 
-def _control(data: bytes, at: int) -> _Control:
+def _control(data: bytes, at: int) -> tuple[int, int, int | None]:
+    """Return disposal, delay and transparent colour of a graphic control extension."""
     flags, delay, transparent = struct.unpack_from("<BHB", data, at + 3)
-    return _Control(flags >> 2 & 7, delay, transparent if flags & 1 else None)
+    return flags >> 2 & 7, delay, transparent if flags & 1 else None

@@ -18,9 +18,8 @@ from corellm.errors import CorellmError, InvalidParameterError
 from corellm.frontend.detokenizer import IncrementalDetokenizer
 from corellm.known_fields import refusing
 from corellm.llm import LLM
-from corellm.lora_request import LoRARequest, keys_of_each
 from corellm.outputs import CompletionOutput, PositionLogprobs, RequestMetrics, RequestOutput, refused_output
-from corellm.prompts import is_conversation, split_prompts
+from corellm.prompts import is_conversation, keys_of_each, split_prompts
 from corellm.sampling_params import MAX_LOGPROBS, SamplingParams
 from corellm.serving import ProcessedPrompt
 from corellm_decoding.beam_params import BeamSearchParams
@@ -29,6 +28,7 @@ from corellm_decoding.beams import Beam, Beams, at_temperature
 if TYPE_CHECKING:
     from corellm.llm import OnError
     from corellm.serving import AsyncLLM
+    from corellm_lora.request import LoRARequest
 
 
 @dataclass(slots=True)

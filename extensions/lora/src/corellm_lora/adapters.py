@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from corellm.errors import CorellmError, RequestFailedError
-from corellm.lora_request import KEY
 from corellm.modelling.linear_additions import AddLowRank, LinearAdditions
 from corellm.plugin.extensions import first_result
+from corellm.prompts import LORA_KEY as KEY
 from corellm.scheduling.batch import ScheduledBatch, SequenceChunk
 from corellm.system.transfers import upload
 from corellm.worker.input_batch import FlatBatch

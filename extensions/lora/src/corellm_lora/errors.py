@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from corellm.errors import InvalidParameterError
-from corellm.lora_request import KEY
+from corellm.prompts import LORA_KEY as KEY
 
 
 def refusal(where: str, reason: str) -> InvalidParameterError:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from corellm.lora_request import KEY
+from corellm.prompts import LORA_KEY as KEY
 from corellm.scheduling.batch import ItemSlice
 from corellm.scheduling.part_around import PartAround
 from corellm.scheduling.request import Request

@@ -6,11 +6,14 @@ Knows names and requests; what an adapter may be, `corellm-lora` knows.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from corellm.errors import ConfigError
-from corellm.lora_request import KEY, LoRARequest
+from corellm.prompts import LORA_KEY as KEY
 from corellm.serving import InputProcessor
+
+if TYPE_CHECKING:
+    from corellm_lora.request import LoRARequest
 
 
 def adapters_of(given: Collection[str], taken: Collection[str], processor: InputProcessor) -> Mapping[str, LoRARequest]:
@@ -25,6 +28,8 @@ def adapters_of(given: Collection[str], taken: Collection[str], processor: Input
         ConfigError: a name is taken.
         RequestError: one is none for this model.
     """
+    from corellm import LoRARequest
+
     adapters: dict[str, LoRARequest] = {}
     for number, one in enumerate(given, 1):
         name, _, path = one.partition("=")

@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from corellm.errors import MultiModalError, PromptTooLongError, RequestError
-from corellm.lora_request import LoRARequest
 from corellm.multimodal.chat.reading import Part, ReadMessages
 from corellm.sampling_params import SamplingParams
 from corellm.serving import CHEAP_CHARACTERS, EngineClient, PreparationPools, ProcessedPrompt
@@ -34,6 +33,7 @@ from corellm_server.requests.sampling import ChoiceFields
 from corellm_server.stages import stage
 
 if TYPE_CHECKING:
+    from corellm_lora.request import LoRARequest
     from corellm_pooling.params import PoolingParams
 
 _Result = TypeVar("_Result")

@@ -10,14 +10,17 @@ from corellm.engine import maintenance
 from corellm.engine.llm_engine import LLMEngine as CoreLLMEngine
 from corellm.engine.metrics import Metric, read_metrics
 from corellm.errors import ConfigError
-from corellm.lora_request import LoRARequest, keys_of_each
 from corellm.outputs import RequestOutput
+from corellm.prompts import keys_of_each
 from corellm_vllm.absent.exports import exports
 from corellm_vllm.absent.names import LOADING_ARGUMENTS, METHODS, REQUEST_ARGUMENTS, RESET_ARGUMENTS
 from corellm_vllm.absent.table import absent_attribute, takes
 from corellm_vllm.engine.arg_utils import EngineArgs
 from corellm_vllm.pooling_params import PoolingParams
 from corellm_vllm.prompts import taken
+
+if TYPE_CHECKING:
+    from corellm_lora.request import LoRARequest
 
 
 class LLMEngine:

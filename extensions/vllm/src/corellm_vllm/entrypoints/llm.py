@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from corellm.errors import ConfigError
 from corellm.llm import LLM as CoreLLM
 from corellm.llm import OnError
-from corellm.lora_request import LoRARequest
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
 from corellm_vllm.absent.exports import exports
@@ -21,6 +20,7 @@ from corellm_vllm.pooling_params import PoolingParams
 from corellm_vllm.prompts import each_taken
 
 if TYPE_CHECKING:  # of an extension, which may not be installed
+    from corellm_lora.request import LoRARequest
     from corellm_pooling.params import PoolingParams as CorePoolingParams
     from corellm_pooling.results import (
         ClassificationOutput,

@@ -1,19 +1,16 @@
 """The LoRA adapter of a request: its name and where its files are.
 
-Knows neither files nor weights: `corellm-lora` reads them, where the model was loaded with `enable_lora`.
+Knows neither files nor weights: they are read where the model was loaded with `enable_lora`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from corellm.errors import InvalidParameterError
+from corellm.prompts import LORA_KEY as KEY
 from corellm.prompts import is_unicode
-
-KEY = "lora_request"
-"""The key of a prompt that has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +43,3 @@ def _path(given: Any) -> str:
     if not isinstance(path, str) or not path:
         raise InvalidParameterError(f"lora_path must be a directory, got {given!r:.100}", param=KEY)
     return path
-
-
-def keys_of_each(given: Any, count: int) -> list[Mapping[str, Any] | None]:
-    """Return the keys that prompts get for `lora_request`, which is one for all, a list of one each, or None.
-
-    Raises:
-        InvalidParameterError: not one for each prompt.
-    """
-    is_list = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
-    if is_list and len(given) != count:
-        raise InvalidParameterError(
-            f"lora_request has {len(given)} entries for {count} prompts; give one for all, or one each", param=KEY
-        )
-    return [None if one is None else {KEY: one} for one in (given if is_list else [given] * count)]
-
-
-def with_keys(given: Any, keys: Mapping[str, Any] | None) -> Any:
-    """Return the keys that a call was given for a prompt, with those of `keys_of_each`."""
-    return {**given, **keys} if keys and isinstance(given, Mapping) else given or keys
