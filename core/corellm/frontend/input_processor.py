@@ -90,7 +90,6 @@ class InputProcessor:
         chat_template: the checkpoint's, or None.
         max_model_len: of the engine; families that shorten conversations keep to it.
         scheduling_policy: of the engine; requests may have a priority under `"priority"` only.
-        max_states: most states of an encoder-decoder's encoder; None for a model that is only a decoder.
         remote_media: fetches what conversations name by URL (`offer_fetching`); None for no URLs.
         constraints: those that requests may have.
         extensions_keys: keys of prompts that extensions read.
@@ -115,18 +114,17 @@ class InputProcessor:
         max_model_len: int,
         chat_template: str | None = None,
         scheduling_policy: str = "fcfs",
-        max_states: int | None = None,
         remote_media: Any | None = None,
         constraints: ConstraintKinds = NO_CONSTRAINTS,
         extensions_keys: Mapping[str, PromptKey] = NO_KEYS,
         parsers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.tokenizer = tokenizer
-        self._hooks, self.max_states = hooks, max_states
+        self._hooks, self.max_states = hooks, hooks.get_max_encoder_states()
         self.mm_processor = mm_processor
         self.text_tokenizer = TextTokenizer(tokenizer)
         # an encoder-decoder's prompt may be its encoder's or, behind an item, its decoder's
-        self.text_limit = TextLimit(self.text_tokenizer.backend, max_model_len + (max_states or 0))
+        self.text_limit = TextLimit(self.text_tokenizer.backend, max_model_len + (self.max_states or 0))
         self.vocab_size = vocab_size
         self.embedding_size = embedding_size
         self._chat = ChatProcessor(
@@ -136,7 +134,7 @@ class InputProcessor:
             lambda: self._added_tokens,
             hooks,
             mm_processor,
-            max_model_len=max_states or max_model_len,
+            max_model_len=self.max_states or max_model_len,
         )
         self.chat_template, self.parsers = chat_template, parsers
         self._scheduling_policy = scheduling_policy

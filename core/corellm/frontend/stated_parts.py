@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from corellm.errors import ContractError, PromptTooLongError
+from corellm.errors import ContractError, InvalidParameterError, PromptTooLongError
 from corellm.hookspecs import DecoderPrompt
 from corellm.multimodal.hook_results import adapter_errors
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
+from corellm.sampling_params import SamplingParams
 from corellm.scheduling.encoder_prompt import EncoderPrompt
 from corellm.scheduling.request_part import PLAIN, RequestPart
 from corellm.scheduling.spans import Span, Spans
@@ -159,3 +160,22 @@ def decoder_prompt_of(
     if not all(decoder.choices):
         raise ContractError("get_decoder_prompt must give each place of choices a token")
     return replace(decoder, token_ids=known(list(decoder.token_ids)), num_states=num_states)
+
+
+def refuse_for_encoder(params: SamplingParams) -> None:
+    """Refuse parameters that have no meaning where an encoder reads the prompt.
+
+    Raises:
+        InvalidParameterError: names the parameter.
+    """
+    if params.truncate_prompt_tokens is not None:
+        raise InvalidParameterError(
+            "truncate_prompt_tokens: the encoder of an encoder-decoder reads whole prompts only; shorten the prompt",
+            param="truncate_prompt_tokens",
+        )
+    if params.prompt_logprobs is not None:
+        raise InvalidParameterError(
+            "prompt_logprobs: the prompt of an encoder-decoder is read by its encoder, which gives tokens no "
+            "probability; leave it out",
+            param="prompt_logprobs",
+        )

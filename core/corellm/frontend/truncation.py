@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from corellm.errors import InvalidParameterError
 from corellm.frontend.input_processor import ProcessedPrompt
+from corellm.frontend.stated_parts import refuse_for_encoder
 from corellm.sampling_params import SamplingParams
 
 _NAME = "truncate_prompt_tokens"
@@ -27,16 +28,8 @@ def truncated(prompt: ProcessedPrompt, params: SamplingParams, max_total_tokens:
         InvalidParameterError: an item would be cut, or `max_tokens` leaves no room for any prompt.
     """
     kept = params.truncate_prompt_tokens
-    if kept is not None and prompt.decoder is not None:
-        raise InvalidParameterError(
-            f"{_NAME}: the encoder of an encoder-decoder reads whole prompts only; shorten the prompt", param=_NAME
-        )
-    if params.prompt_logprobs is not None and prompt.decoder is not None:
-        raise InvalidParameterError(
-            "prompt_logprobs: the prompt of an encoder-decoder is read by its encoder, which gives tokens no "
-            "probability; leave it out",
-            param="prompt_logprobs",
-        )
+    if prompt.decoder is not None:
+        refuse_for_encoder(params)
     if kept == -1:
         kept = max_total_tokens - (params.max_tokens or 1)
         if kept < 1:

@@ -24,6 +24,7 @@ from corellm.errors import ConfigError
 from corellm.frontend.input_processor import InputProcessor
 from corellm.frontend.stated_parts import longest_span
 from corellm.hookspecs import ModelContext
+from corellm.loading.attended_states import longest_prompt
 from corellm.loading.checkpoint import naming_unknown_tokens
 from corellm.loading.deferred_imports import deferring
 from corellm.loading.dummy_steps import (
@@ -46,7 +47,6 @@ from corellm.loading.model_parts import ModelParts, load_weights
 from corellm.loading.opening import (
     OpenedModel,
     at_load,
-    longest_prompt,
     make_input_processor,
     make_mm_processor,
     open_model,
@@ -156,7 +156,7 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
     cache = cache_bytes(config, context, weights, kv_dtype, span)
     sizes = plan_sizes(config, context, cache, memory, most_states(weights, mm_processor.profile))
     freeze_rope(weights.language_model, sizes.max_model_len)
-    context.max_model_len = longest_prompt(opened, sizes.max_model_len)
+    context.max_model_len = longest_prompt(hooks, sizes.max_model_len)
     if context.max_model_len < max(mm_processor.profile.max_tokens.values(), default=0):  # the dummies must fit
         mm_processor.close()
         mm_processor = make_mm_processor(config, opened, executor, sizes.max_model_len)

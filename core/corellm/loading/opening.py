@@ -17,13 +17,13 @@ from corellm.frontend.prompt_key import NO_KEYS, PromptKey, find_prompt_keys, wa
 from corellm.frontend.text_tokenizer import TextTokenizer
 from corellm.hookspecs import ModelContext
 from corellm.loading import checkpoint as checkpoints
+from corellm.loading.attended_states import StatesDefaults, longest_prompt
 from corellm.loading.config_overrides import override_config
 from corellm.loading.deferred_imports import import_deferring
 from corellm.loading.locating import LocatedModel
 from corellm.loading.model_use import ModelUse
 from corellm.modelling.defaults import ModelDefaults
 from corellm.multimodal.defaults import ProcessingChecks, ProcessingDefaults
-from corellm.multimodal.encoder_decoder import EncoderDecoderDefaults
 from corellm.multimodal.processor import MultiModalProcessor
 from corellm.plugin.attributes import WITHOUT_HOOK, attribute
 from corellm.plugin.extensions import first_result, load_extensions
@@ -112,7 +112,7 @@ def open_model(config: EngineConfig, located: LocatedModel) -> OpenedModel:
         defaults=[
             processing,
             ProcessingChecks(context, config.multimodal),
-            EncoderDecoderDefaults(context),
+            StatesDefaults(context),
             ModelDefaults(context, merge_rows),
         ],
         extensions=load_extensions(),
@@ -129,17 +129,12 @@ def open_model(config: EngineConfig, located: LocatedModel) -> OpenedModel:
     return OpenedModel(context, hooks, namespace, templates, located.use, stated, keys)
 
 
-def longest_prompt(opened: OpenedModel, max_model_len: int) -> int:
-    """Return the most tokens that a prompt's items may take: a sequence's, or those an encoder reads."""
-    return opened.hooks.get_max_encoder_states() or max_model_len
-
-
 def make_mm_processor(
     config: EngineConfig, opened: OpenedModel, executor: Executor, max_model_len: int
 ) -> MultiModalProcessor:
     """Return the processor of items, for sequences of up to `max_model_len` tokens."""
     context = opened.context
-    longest = context.max_model_len = longest_prompt(opened, max_model_len)
+    longest = context.max_model_len = longest_prompt(opened.hooks, max_model_len)
     return MultiModalProcessor(
         opened.hooks,
         config.multimodal,
@@ -172,7 +167,6 @@ def make_input_processor(
         max_model_len=max_model_len,
         chat_template=opened.context.chat_template,
         scheduling_policy=config.scheduler.scheduling_policy,
-        max_states=opened.hooks.get_max_encoder_states(),
         remote_media=_remote_media(config.fetching) if config.fetching.allowed_media_domains else None,
         constraints=constraints,
         parsers=opened.parsers,

@@ -9,7 +9,7 @@ The names below are for authors of adapters; importing them imports no torch. Th
     hashing             an item's identifier, under which `cache` keeps it processed
     fields              how a processor's tensors divide into items, and join again for an encoder; with `nested`
     prompt_updates      how each item's placeholder gets into the prompt
-    defaults            the hooks' default implementations; with `aspect_ratio`, `encoder_decoder`
+    defaults            the hooks' default implementations; with `aspect_ratio`
     profile             sizes of the largest items, measured on those that `dummy` makes
     merging             item embeddings into text embeddings
     chat                a conversation to prompt text and media

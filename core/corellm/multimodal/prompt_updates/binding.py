@@ -216,11 +216,8 @@ def _assemble(
                 f"choose a target for it that does not overlap"
             )
         token_ids += given[position : edit.start]
-        content = update.content
-        placeholders[update.modality, update.item] = PlaceholderRange(
-            len(token_ids), len(content.token_ids), content.is_embed, content.num_states
-        )
-        token_ids += content.token_ids
+        placeholders[update.modality, update.item] = update.content.at(len(token_ids))
+        token_ids += update.content.token_ids
         position = edit.end
     token_ids += given[position:]
     return token_ids, {

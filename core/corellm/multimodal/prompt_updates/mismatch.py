@@ -153,7 +153,7 @@ def _find_content(prompt: str, update: ResolvedUpdate) -> tuple[int, int] | None
 
 def _find_run(prompt: str, update: ResolvedUpdate) -> tuple[int, int] | None:
     """`(position, length)` of one embedding token repeated as often as the item, or several like it, would need."""
-    if update.content.num_embeds < 2 or update.content.num_states is not None:
+    if update.content.num_embeds < 2 or not update.content.tokens_embed:
         return None
     for char in update.content.embed_chars:
         for run in re.finditer(re.escape(char) + "{2,}", prompt):

@@ -15,6 +15,7 @@ from itertools import compress
 from typing import Any, Literal
 
 from corellm.errors import ContractError
+from corellm.multimodal.inputs import PlaceholderRange
 from corellm.multimodal.prompt_updates.updates import (
     PromptIndexTarget,
     PromptReplacement,
@@ -61,6 +62,15 @@ class Content:
     num_embeds: int
     num_states: int | None = None
     """`num_embeds` where embeddings are states; None where tokens take them."""
+
+    @property
+    def tokens_embed(self) -> bool:
+        """Whether tokens take the embeddings."""
+        return self.num_states is None
+
+    def at(self, offset: int) -> PlaceholderRange:
+        """The placeholder that it is at a position."""
+        return PlaceholderRange(offset, len(self.token_ids), self.is_embed, self.num_states)
 
 
 @dataclass(frozen=True)
