@@ -39,12 +39,13 @@ class LogprobsInFlight:
         beyond = tokens >= vocab_size
         own = values.gather(1, tokens.clamp(0, vocab_size - 1)).masked_fill(beyond, -torch.inf)
         own_rank = ((values > own).sum(dim=-1, keepdim=True) + 1).masked_fill(beyond, vocab_size + 1)
-        top, top_ids = values.topk(vocab_size if num_top == ALL else min(num_top, vocab_size), dim=-1)
+        top_ids = _most_likely(values, vocab_size if num_top == ALL else min(num_top, vocab_size))
+        top = values.gather(1, top_ids)
         place = torch.arange(1, top.shape[1] + 1, device=values.device).expand(top.shape)
         lower_than_left = torch.cat([torch.ones_like(top[:, :1], dtype=torch.bool), top[:, 1:] < top[:, :-1]], dim=1)
         top_rank = place.where(lower_than_left, 0).cummax(dim=-1).values if top.shape[1] else place
 
-        total = values.logsumexp(dim=-1, keepdim=True)
+        total = _log_of_sum(values)
         ids = torch.cat([tokens, top_ids], dim=1)
         logprobs = torch.cat([own, top], dim=1) - total
         ranks = torch.cat([own_rank, top_rank], dim=1)
@@ -60,7 +61,8 @@ class LogprobsInFlight:
         """Return per row the token itself, then the `num_top` most likely in descending order (it may be among them),
         then the stated ones.
 
-        Equal logits share a rank: one more than the number of tokens that are more likely.
+        Equal logits share a rank: one more than the number of tokens that are more likely. They come in the order of
+        their ids.
         """
         rows = self._numbers.wait()
         if self._num_stated is not None:  # without those that fill shorter rows up
@@ -73,6 +75,27 @@ class LogprobsInFlight:
             TokenLogprobs([int(token) for token in ids], logprobs, [int(rank) for rank in ranks])
             for ids, logprobs, ranks in rows
         ]
+
+
+def _most_likely(values: Tensor, count: int) -> Tensor:
+    """Return the ids of the largest of each row, `[n, count]`, those of equal ones in order: a step reports as many as
+    its most demanding request wants, and `topk` of floats orders equal ones by how many these are.
+    """
+    if not count:
+        return values.new_empty((len(values), 0), dtype=torch.int64)
+    bits = values.view(torch.int32)
+    ascending = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # as integers in the order of the floats
+    ids = torch.arange(values.shape[1], device=values.device)
+    return ((ascending.long() << 32) | (values.shape[1] - 1 - ids)).topk(count, dim=-1).indices
+
+
+def _log_of_sum(values: Tensor) -> Tensor:
+    """Return the logarithm of each row's sum of exponentials, `[n, 1]`.
+
+    A sum with a single result is split over threads by torch, and rounded otherwise than in a batch.
+    """
+    rows = values.expand(2, -1) if len(values) == 1 else values
+    return rows.logsumexp(dim=-1, keepdim=True)[: len(values)]
 
 
 def _padded(stated: Sequence[Sequence[int]], device: torch.device) -> Tensor:
