@@ -5,7 +5,7 @@ Prompts are `ProcessedPrompt`s. A step takes microseconds, so a test can run tho
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -50,6 +50,9 @@ class FakeRunner:
     def launch_ahead(self, batch: ScheduledBatch, before: FakeStep) -> FakeStep:
         self.num_ahead += 1
         return self._started(batch, self.worker.execute_ahead(batch, before.result))
+
+    def sample_ahead(self, step: FakeStep, running: Container[str]) -> FakeStep:
+        return step
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
         return self.launch(batch).wait()

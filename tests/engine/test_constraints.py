@@ -19,6 +19,8 @@ from corellm.engine.process.client import ProcessLLM
 from corellm.errors import CorellmError, InvalidParameterError, RequestFailedError
 from corellm.sampling.constraint import ConstraintKinds
 from corellm.sampling_params import ConstraintParams
+from corellm.worker.decode_graphs import DecodeGraphs
+from corellm.worker.model_runner import ModelRunner
 from tests.fixtures import random_image
 from tests.sampling import automaton as extension
 from tests.sampling.automaton import allowed, automata, automaton
@@ -126,6 +128,34 @@ def test_results_do_not_depend_on_preemptions_and_chunks(
     with LLM(str(tiny_llava), **OPTIONS, **scarce) as llm:
         assert told(llm.generate(list(prompts), list(params), use_tqdm=False)) == alone
         assert llm.engine.scheduler.get_stats().num_preemptions > 2
+
+
+@pytest.mark.parametrize("num_kv_blocks", [200, 24])
+def test_results_do_not_depend_on_steps_ahead(
+    num_kv_blocks: int, tiny_llava: Path, alone: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: the step after one is launched before its tokens are known, and then has its masks."""
+    monkeypatch.setattr(DecodeGraphs, "asynchronous", True)
+    waited: list[int] = []
+    sample_ahead = ModelRunner.sample_ahead
+
+    def noted(self: ModelRunner, step: Any, running: Any) -> Any:
+        waits, before = step.logits is not None, len(step.chunks)
+        step = sample_ahead(self, step, running)
+        waited.extend([before - len(step.chunks)] * waits)
+        return step
+
+    monkeypatch.setattr(ModelRunner, "sample_ahead", noted)
+    prompts, params = zip(*REQUESTS, strict=True)
+    with LLM(str(tiny_llava), **OPTIONS, num_kv_blocks=num_kv_blocks) as llm:
+        if llm.engine.runner.graphs is None:
+            pytest.skip("no kernels here whose steps are recorded")
+        assert told(llm.generate(list(prompts), list(params), use_tqdm=False)) == alone
+        assert bool(llm.engine.scheduler.get_stats().num_preemptions) == (num_kv_blocks < 200)
+        assert not llm.engine.runner._states
+    assert len(waited) > 8
+    if num_kv_blocks == 200:
+        assert any(waited)  # some ended in the step before, by a token that was not known
 
 
 def test_a_constraint_that_fails_ends_its_request_alone(llm: LLM, alone: list[Any]) -> None:

@@ -9,7 +9,6 @@ from corellm.sampling.sampling_state import SamplingState
 from corellm.sampling_params import SamplingParams
 from corellm.scheduling.batch import NewSequence
 from corellm.scheduling.encoder_prompt import EncoderPrompt
-from corellm.scheduling.request import Request
 
 VOCAB, CHOICES, NOT_FIRST = 40, ((33, 7), (5,)), (2, 9)
 
@@ -40,13 +39,14 @@ def test_a_requests_own_tokens_are_narrowed_behind_them() -> None:
     assert allowed([7, 5], params) == [3, 4]
 
 
-def test_no_step_runs_ahead_before_the_first_free_token() -> None:
+def test_tokens_of_a_step_ahead_wait_until_the_first_free_one() -> None:
     """The worker edits logits by the number of tokens that it knows: one in flight is not counted."""
     part = EncoderPrompt.of([1, 2], 2, [], None, (CHOICES, NOT_FIRST))
     assert part.for_worker()["opening"] == (CHOICES, NOT_FIRST)
-    request = Request("r", [1], SamplingParams(max_tokens=9), part=part)
-    ahead = []
+    outputs: list[int] = []
+    state = SamplingState(NewSequence("r", [1], outputs, SamplingParams(), (), part=part.for_worker()), VOCAB, 0)
+    waits = []
     for token in (7, 5, 3, 3):
-        ahead.append(request.can_run_ahead)
-        request.output_token_ids.append(token)
-    assert ahead == [False, False, False, True]
+        waits.append(state.looks_back)
+        outputs.append(token)
+    assert waits == [True, True, True, False]

@@ -103,11 +103,25 @@ SAMPLING: list[dict[str, Any]] = [
     {"temperature": 0.7, "seed": 5, "max_tokens": 13, "logprobs": 0},
 ]
 LOOKING: list[dict[str, Any]] = [
-    {"temperature": 0, "max_tokens": 9, "repetition_penalty": 1.3},
+    {"temperature": 0, "max_tokens": 9, "repetition_penalty": 1.3, "bad_words": ["the", "a"]},
     {"temperature": 0.9, "seed": 4, "max_tokens": 6, "frequency_penalty": 0.5, "logprobs": 0},
     {"temperature": 0.9, "seed": 6, "max_tokens": 25, "constraint": automaton()},
 ]
-"""Requests whose next step has to know their last token."""
+"""Requests whose next token has to know the last one."""
+
+
+def launched_ahead(runner: Any, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether the tokens of each step launched ahead, from now on, wait for those of the step before."""
+    ahead: list[bool] = []
+    launch = runner.launch_ahead
+
+    def noted(*args: Any) -> Any:
+        step = launch(*args)
+        ahead.append(step.tokens is None)
+        return step
+
+    monkeypatch.setattr(runner, "launch_ahead", noted)
+    return ahead
 
 
 def comparable(positions: Any) -> Any:
@@ -122,7 +136,10 @@ def comparable(positions: Any) -> Any:
 def test_steps_run_ahead_with_the_same_results(
     mixed: bool, checkpoints: dict[str, Path], captured: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More requests than places, drawn and greedy: overlapping steps do not change when and with what they end."""
+    """More requests than places, drawn and greedy: overlapping steps do not change when and with what they end.
+
+    Beside requests that look back the tokens of a step wait for those before, but the step does not.
+    """
     asked = SAMPLING + (LOOKING if mixed else [])
     params = [SamplingParams(**{"ignore_eos": True, **options}) for options in asked]
     prompts = [f"Tell me {'more ' * i}about it" for i in range(len(asked))]
@@ -136,20 +153,22 @@ def test_steps_run_ahead_with_the_same_results(
     with LLM(str(checkpoints["llava"]), dtype="float32", max_model_len=256, num_kv_blocks=128, max_num_seqs=6) as eager:
         wanted = told(eager)
     llm = captured(checkpoints["llava"], 1)
-    runner, ahead = llm.engine.runner, []
-    launch_ahead = runner.launch_ahead
-    monkeypatch.setattr(runner, "launch_ahead", lambda batch, before: (ahead.append(1), launch_ahead(batch, before))[1])
+    runner = llm.engine.runner
+    ahead = launched_ahead(runner, monkeypatch)
     assert told(llm) == wanted
     assert len(ahead) > 10
+    assert (sum(ahead) > 10) == mixed  # without, the first few alone wait: for `min_tokens`
+    assert not all(ahead)
     assert llm.engine.scheduler.blocks.num_free_blocks == llm.engine.scheduler.blocks.capacity
     assert not runner._states
 
 
-def test_a_step_that_cannot_be_launched_ahead_runs_after_the_one_before(
-    checkpoints: dict[str, Path], captured: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("stage", ["launch_ahead", "sample_ahead"])
+def test_a_step_that_cannot_run_ahead_runs_after_the_one_before(
+    stage: str, checkpoints: dict[str, Path], captured: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No request fails because of it."""
-    llm, params = captured(checkpoints["llava"], 1), SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    llm, params = captured(checkpoints["llava"], 1), SamplingParams(**{"ignore_eos": True, **LOOKING[-1]})
     wanted = llm.generate("Hello there", params)[0].outputs[0].token_ids
     failures: list[int] = []
 
@@ -157,7 +176,7 @@ def test_a_step_that_cannot_be_launched_ahead_runs_after_the_one_before(
         failures.append(1)
         raise RuntimeError("no")
 
-    monkeypatch.setattr(llm.engine.runner, "launch_ahead", fail)
+    monkeypatch.setattr(llm.engine.runner, stage, fail)
     assert llm.generate("Hello there", params)[0].outputs[0].token_ids == wanted
     assert len(failures) > 5
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from corellm.config import EngineConfig
@@ -281,6 +282,7 @@ class LLMEngine(NotPicklable):
         result = step.wait()
         self._count_failures(step.batch, result)
         changed = self.scheduler.update(step.batch, result)
+        self._sample_ahead()
         stopped = self.output_processor.process(changed, step.batch, result)
         self.scheduler.finish_requests(stopped, RequestStatus.FINISHED_STOPPED)
         self.num_generated_tokens += sum(len(result.sampled.get(request.request_id, ())) for request in changed)
@@ -294,13 +296,13 @@ class LLMEngine(NotPicklable):
     def _launch_ahead(self, step: StepInFlight) -> StepInFlight | None:
         """Launch the step after `step` before the tokens of that one are known, if that is possible."""
         batch = self.scheduler.schedule_ahead() if step.in_flight else None
-        if batch is None:
-            return None
-        try:
-            return self.runner.launch_ahead(batch, step)
-        except Exception:
-            logger.warning("a step could not be launched ahead; it runs after the one in flight", exc_info=True)
-            return None
+        return None if batch is None else _ahead_or_later(lambda: self.runner.launch_ahead(batch, step))
+
+    def _sample_ahead(self) -> None:
+        """Choose the tokens of the step launched ahead, if those of the step before had to be known for it."""
+        step = self._ahead
+        if step is not None:
+            self._ahead = _ahead_or_later(lambda: self.runner.sample_ahead(step, self.scheduler.requests))
 
     def _count_failures(self, batch: ScheduledBatch, result: StepResult) -> None:
         """Count failed steps: those whose requests all failed, where the model does not run without them either.
@@ -345,3 +347,12 @@ class LLMEngine(NotPicklable):
             self.input_processor.close()
             self._runner = self._ahead = None
             release_memory()
+
+
+def _ahead_or_later(run: Callable[[], StepInFlight]) -> StepInFlight | None:
+    """Return a step that runs ahead; None if it fails: then it is scheduled and computed again."""
+    try:
+        return run()
+    except Exception:
+        logger.warning("a step could not run ahead; it runs after the one before it", exc_info=True)
+        return None

@@ -131,6 +131,21 @@ class SamplingState:
         )
 
     @property
+    def looks_back(self) -> bool:
+        """Whether the next token can be chosen only once all before it are in `output_token_ids`.
+
+        If not, their number is enough: nothing is asked of earlier tokens, and no rule of its place is left.
+        """
+        return (
+            self.params.constraint is not None
+            or self.penalised
+            or bool(self._bad_endings)
+            or self.processing is not None
+            or self._below_min_tokens
+            or self.num_generated < self._num_opening
+        )
+
+    @property
     def _below_min_tokens(self) -> bool:
         return len(self._outputs) < self.params.min_tokens and len(self._held_back[0]) > 0
 

@@ -80,12 +80,6 @@ class EncoderPrompt(RequestPart):
         known = {"encoder_prompt": self.token_ids}
         return {**known, "opening": self.opening} if any(self.opening) else known
 
-    @property
-    def num_chosen_by_place(self) -> int:
-        """See `RequestPart`."""
-        choices, not_first = self.opening
-        return len(choices) + bool(not_first)
-
     def num_blocks(self, block_size: int) -> int:
         """Return how many blocks the states take."""
         return -(-self.num_states // block_size)

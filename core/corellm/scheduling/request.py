@@ -119,22 +119,6 @@ class Request:
         """Whether only the last generated token is left to compute."""
         return self.num_prompt_tokens <= self.num_computed_tokens == self.num_tokens - 1
 
-    @property
-    def can_run_ahead(self) -> bool:
-        """Whether the next step can be scheduled before the host knows this step's token.
-
-        It can if only a stop token may end the sequence now, and sampling does not depend on previous tokens: no
-        penalty, no constraint, no bad word, no processor, `min_tokens` reached, no rule of its place.
-        """
-        params, num_outputs = self.sampling_params, len(self.output_token_ids)
-        depends_on_tokens = (
-            params.repetition_penalty != 1.0 or params.frequency_penalty or params.presence_penalty
-            or params.constraint is not None or self.bad_words_ids or params.prompt_logprobs is not None
-            or params.logits_processors is not None
-        )  # fmt: skip
-        by_place = max(params.min_tokens, self.part.num_chosen_by_place)
-        return not depends_on_tokens and by_place <= num_outputs and num_outputs + 1 < self.max_output_tokens
-
     def token_ids(self, start: int, stop: int) -> list[int]:
         """The tokens `[start, stop)` of prompt and output together, as a new list."""
         border = self.num_prompt_tokens

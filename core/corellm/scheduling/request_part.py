@@ -42,11 +42,6 @@ class RequestPart:
         """Return what parts of the worker must know, as plain data, by the names by which they look for it."""
         return _NOTHING
 
-    @property
-    def num_chosen_by_place(self) -> int:
-        """How many tokens of the output are chosen by rules of their place."""
-        return 0
-
     def num_slots(self, block_size: int) -> int:
         """Return how many slots of the KV cache the request takes beside its tokens'."""
         return 0

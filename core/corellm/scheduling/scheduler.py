@@ -399,7 +399,7 @@ class Scheduler:
 
         Returns:
             None if the next step needs another batch: a waiting request can be admitted, a prompt is not computed
-            whole, sampling depends on tokens that are not known yet, or there are no blocks.
+            whole, or there are no blocks.
         """
         (step,) = self._steps
         if self.swapped or (self.waiting and len(self.running) < self.max_num_seqs) or not step.requests:
@@ -408,9 +408,9 @@ class Scheduler:
         for chunk, request in zip(step.chunks, step.requests, strict=True):
             if request.status is not RequestStatus.RUNNING or not chunk.samples or chunk.num_tokens != 1:
                 return None
-            if request.can_run_ahead:
+            if len(request.output_token_ids) + 1 < request.max_output_tokens:
                 going_on.append(request)
-            elif self.waiting or len(request.output_token_ids) + 1 < request.max_output_tokens:
+            elif self.waiting:
                 return None
         if not going_on or not all(self.blocks.allocate(request, 2) for request in going_on):
             return None

@@ -7,7 +7,7 @@ Knows tensors and the adapter's hooks; knows nothing of queues, blocks' owners o
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
@@ -135,7 +135,10 @@ class ModelRunner:
 
     @for_inference
     def launch_ahead(self, batch: ScheduledBatch, before: StepInFlight) -> StepInFlight:
-        """Run a step of single tokens that `before`, a captured step and the last one launched, is still sampling."""
+        """Run a step of single tokens that `before`, a captured step and the last one launched, is still sampling.
+
+        Its own tokens may have to wait for those: `sample_ahead` chooses them.
+        """
         assert self.graphs is not None
         assert before.tokens is not None
         step = StepInFlight(batch, self._states, self._propose)
@@ -148,11 +151,40 @@ class ModelRunner:
             token_ids = token_ids[upload(kept, self.device)]
         # a failed row has -1; its next token is dropped
         logits = self.graphs.run(self.lay_out(batch.chunks, states), token_ids.clamp(min=0))
+        step.chunks, step.in_flight = batch.chunks, self._runs_ahead
+        if any(state.sampling.looks_back for state in states):
+            step.logits = logits
+        else:
+            self._sample_ahead(step, logits, ahead=1)
+        return step
+
+    @for_inference
+    def sample_ahead(self, step: StepInFlight, running: Container[str]) -> StepInFlight:
+        """Choose the tokens of a step that was launched ahead, if they had to wait for those before them.
+
+        Args:
+            step: the last one launched.
+            running: requests that go on, whose last tokens now are among their outputs; the others get none.
+
+        Returns:
+            The step.
+        """
+        logits, step.logits = step.logits, None
+        if logits is None:
+            return step
+        rows = [row for row, chunk in enumerate(step.chunks) if chunk.request_id in running]
+        if len(rows) < len(step.chunks):
+            step.chunks = [step.chunks[row] for row in rows]
+            logits = logits[upload(np.array(rows, dtype=np.int64), self.device)]
+        if rows:
+            self._sample_ahead(step, logits)
+        return step
+
+    def _sample_ahead(self, step: StepInFlight, logits: Tensor, ahead: int = 0) -> None:
+        states = [self._states[chunk.request_id].sampling for chunk in step.chunks]
+        step.tokens = self.sampler.start(logits, states, ahead=ahead)
         for part in self.parts:
             part.commit()
-        step.chunks, step.in_flight = batch.chunks, self._runs_ahead
-        step.tokens = self.sampler.start(logits, [state.sampling for state in states], ahead=1)
-        return step
 
     @property
     def _propose(self) -> Propose | None:

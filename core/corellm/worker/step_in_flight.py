@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from torch import Tensor
+
 from corellm.sampling.sampler import SamplerOutput, TokensInFlight
 from corellm.scheduling.batch import ScheduledBatch, SequenceChunk, StepResult, TokenLogprobs
 from corellm.worker.sequence_state import SequenceState
@@ -26,6 +28,7 @@ class StepInFlight:
         result: so far.
         chunks: the chunks that get tokens.
         tokens: their tokens in this order, one and one for each draft; None once they are in the result.
+        logits: of a step launched ahead whose tokens cannot be chosen yet; otherwise None.
         in_flight: whether it is a graph that still runs: only then can `launch_ahead` follow it.
     """
 
@@ -36,6 +39,7 @@ class StepInFlight:
         self.settle: Callable[[StepInFlight], None] | None = None
         """Called once the device is done, to find which requests failed meanwhile; None where none can have."""
         self.tokens: TokensInFlight | None = None
+        self.logits: Tensor | None = None
         self.in_flight = False
 
     def wait(self) -> StepResult:
