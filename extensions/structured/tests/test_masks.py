@@ -157,19 +157,37 @@ def test_a_panic_of_the_library_is_an_error_of_the_request(tokenizer_of: Callabl
                 call(constraint)
 
 
-@pytest.mark.parametrize("bound", ["MOST_SECONDS_OF_TOKEN", "MOST_SECONDS"])
 def test_a_form_that_takes_too_long_to_follow(
-    bound: str, tokenizer_of: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+    tokenizer_of: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The request fails, at a mask and at a token; here, where there is no time at all."""
+    """The request fails, at a mask and at a token; here, where all is slow and there is no time at all."""
     tokenizer = tokenizer_of("llava")
     constraints = StructuredConstraints(tokenizer, len(tokenizer))
     constraint = made(constraints, regex="[a-z]+")
     allowed = filled(constraint, len(tokenizer))
-    monkeypatch.setattr(f"corellm_structured.constraint.{bound}", -1.0)
+    monkeypatch.setattr("corellm_structured.constraint.MOST_SECONDS", 0.0)
+    constraint.accept(min(allowed))
+    monkeypatch.setattr("corellm_structured.constraint.SLOW_SECONDS", -1.0)
+    constraint.accept(min(allowed))  # from here on it is measured
     for follow in (lambda: filled(constraint, len(tokenizer)), lambda: constraint.accept(min(allowed))):
         with pytest.raises(InvalidParameterError, match="make it simpler"):
             follow()
+
+
+AMBIGUOUS = 'start: "open!" e | /[a-z]{300}/\ne: e e e | e e | "a" | "b"'
+
+
+def test_a_grammar_that_reads_a_text_in_many_ways(tokenizer_of: Callable[[str], Any]) -> None:
+    """Its check finds nothing, as only some outputs become slow: then the request fails, however long a token took."""
+    tokenizer = tokenizer_of("llava")
+    size, tokens = len(tokenizer), [tokenizer.convert_tokens_to_ids(letter) for letter in "open!" + "ab" * 60]
+    constraints = StructuredConstraints(tokenizer, size)
+    definition = StructuredOutputsParams(grammar=AMBIGUOUS).definition()
+    constraints(definition, None)
+    constraint = constraints(definition, frozenset({tokenizer.eos_token_id}))
+    with pytest.raises(InvalidParameterError, match="does not take token .* items"):
+        for token in tokens:
+            constraint.accept(token)
 
 
 def test_a_prepared_tokenizer_is_not_read_again(

@@ -24,8 +24,11 @@ from corellm_structured.vocabulary import AllowedTokens, Vocabulary
 
 _STUCK = "NoExtensionBias"
 """The library's word where the vocabulary has no token for what must follow: no bit is set."""
-MOST_SECONDS_OF_TOKEN, MOST_SECONDS = 0.5, 5.0
-"""Of a processor, for a token and for a whole sequence: others wait, and no check sees where a grammar becomes slow."""
+MOST_SECONDS = 5.0
+"""Of a processor, for a whole sequence: others wait, and no check sees where a grammar becomes slow."""
+SLOW_SECONDS = 0.001
+"""What has taken as long is measured from then on; asking for the processor's time takes as long as a usual token. A
+single token has the limits of `grammars`."""
 _NUM_KEPT = 32
 """Compiled grammars; those that were used last."""
 
@@ -97,7 +100,7 @@ class StructuredConstraint:
     ) -> None:
         self._made_by, self._definition, self._stop_token_ids = made_by, definition, stop_token_ids
         self._reasoning = reasoning
-        self._spent = 0.0
+        self._clock, self._spent = time.perf_counter, 0.0
 
     @cached_property
     def _matcher(self) -> LLMatcher:
@@ -110,26 +113,26 @@ class StructuredConstraint:
     def fill(self, mask: TokenMask) -> None:
         """As `Constraint.fill`."""
         tokens, matcher = self._tokens, self._matcher  # made first: that time has a limit of its own
-        began = time.thread_time()
+        began = self._clock()
         try:
             tokens.fill(mask, matcher)
             is_well = not matcher.is_error() or matcher.get_error().startswith(_STUCK)
         except BaseException as error:
             _raise_panic(error)
             raise
-        self._spend(time.thread_time() - began)
+        self._spend(self._clock() - began)
         self._check(is_well, "cannot tell what may follow")
 
     def accept(self, token_id: int) -> None:
         """As `Constraint.accept`."""
         matcher = self._matcher
-        began = time.thread_time()
+        began = self._clock()
         try:
             is_taken = matcher.consume_token(token_id)
         except BaseException as error:
             _raise_panic(error)
             raise
-        self._spend(time.thread_time() - began)
+        self._spend(self._clock() - began)
         self._check(is_taken, f"does not take token {token_id}")
 
     def rollback(self, num_tokens: int) -> None:
@@ -142,14 +145,17 @@ class StructuredConstraint:
         self._check(is_done, f"cannot take back {num_tokens} tokens")
 
     def _spend(self, seconds: float) -> None:
-        """Count processor time.
+        """Count processor time, from the first slow call on.
 
         Raises:
             InvalidParameterError: it is at an end.
         """
-        self._spent += seconds
-        if seconds > MOST_SECONDS_OF_TOKEN or self._spent > MOST_SECONDS:
-            told = f"following the form took {seconds:.1f} s for one token, {self._spent:.1f} s in all; make it simpler"
+        if seconds > SLOW_SECONDS and self._clock is not time.thread_time:
+            self._clock = time.thread_time
+        elif self._clock is time.thread_time:
+            self._spent += seconds
+        if self._spent > MOST_SECONDS:
+            told = f"following the form took {self._spent:.1f} s of a processor so far; make it simpler"
             raise InvalidParameterError(f"structured_outputs: {told}", param="structured_outputs")
 
     def _check(self, is_well: bool, told: str) -> None:

@@ -15,7 +15,11 @@ from corellm_structured.forms import OPTIONS, form_of, grammar_of, wrong
 
 _LIMITS = LLParserLimits(max_lexer_states=50_000, step_max_items=1_000_000, verbose_errors=False)
 """The library's own, but for two. The states of a lexer take up to 2 KB each, and each sequence has some. The limit of
-items in a step is too low for an object of 250 properties with a large vocabulary; its time is limited instead.
+items in a step is too low for an object of 250 properties with a large vocabulary.
+"""
+_LIMITS_OF_GRAMMARS = LLParserLimits(max_lexer_states=50_000, max_items_in_row=500, verbose_errors=False)
+"""The same for what may read a text in many ways, as no other form does: a row of the parser takes time as the square or
+the cube of its items, 4 ms of a processor with as many. The step's limit is the library's.
 """
 _MAX_MESSAGE = 500
 SPECIAL = b"\xff"
@@ -56,7 +60,8 @@ def compiled(definition: str, tokenizer: LLTokenizer, around: str | None = None)
     parts = [{"name": "form", "lark_grammar": grammar}]
     if around is not None:
         parts.insert(0, {"name": "output", "lark_grammar": OPTIONS + around})
-    matcher = LLMatcher(tokenizer, json.dumps({"grammars": parts}), log_level=0, limits=_LIMITS)
+    limits = _LIMITS_OF_GRAMMARS if form == "grammar" else _LIMITS
+    matcher = LLMatcher(tokenizer, json.dumps({"grammars": parts}), log_level=0, limits=limits)
     problems = [matcher.get_error()] if matcher.is_error() else matcher.get_grammar_warnings()
     if problems:
         raise wrong(form, f"llguidance refuses it: {_short(problems[0])}")
