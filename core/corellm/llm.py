@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from corellm.engine.at_exit import stop_at_exit
 from corellm.engine.llm_engine import LLMEngine
 from corellm.engine.maintenance import Maintenance
+from corellm.engine.sleeping import require_awake
 from corellm.errors import (
     ConfigError,
     CorellmError,
@@ -361,6 +362,7 @@ class LLM(Maintenance, NotPicklable):
         use_tqdm: bool | Callable[..., Any],
     ) -> list[RequestOutput]:
         """Complete prompts while holding `_turn`. An interrupt aborts all of them."""
+        require_awake(self.engine)
         ids = [f"offline-{next(self._ids)}" for _ in prepare]
         outputs: dict[str, RequestOutput] = {}
         try:

@@ -101,6 +101,8 @@ def fake_llm(monkeypatch: pytest.MonkeyPatch, setup: Setup, tokenizer: Any, *, r
         runner=FakeRunner(simulation.worker, runs_ahead=runs_ahead),
         executor=ThreadPoolExecutor(1),
         templates=SimpleNamespace(close=lambda: None),
+        places={},
+        capture=None,
         eos_token_ids=frozenset({EOS}),
         max_model_len=setup.max_model_len,
     )

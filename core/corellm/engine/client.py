@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -76,3 +77,15 @@ class EngineClient(Protocol):
 
     async def get_metrics(self) -> Sequence[Metric]:
         """The engine's metrics; waits until the step in flight is done."""
+
+    async def sleep(self, level: int = 1) -> None:
+        """Give back memory until `wake_up`; requests wait."""
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """End `sleep`."""
+
+    async def is_sleeping(self) -> bool:
+        """Whether the model sleeps."""
+
+    async def update_weights(self, weights: str | os.PathLike[str]) -> None:
+        """Give the model weights of a directory."""

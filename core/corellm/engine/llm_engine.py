@@ -29,6 +29,7 @@ from corellm.system.process import collector_paused, set_up_threads
 from corellm.worker.trace import Trace
 
 if TYPE_CHECKING:  # both import torch
+    from corellm.engine.sleeping import Sleeper
     from corellm.worker.model_runner import ModelRunner
     from corellm.worker.step_in_flight import StepInFlight
 
@@ -85,6 +86,10 @@ class LLMEngine(NotPicklable):
         self._runner: ModelRunner | None = model.runner
         self._is_healthy = is_healthy
         self._templates = model.templates
+        self.located, self.places, self.capture = located, model.places, model.capture
+        """The checkpoint; where its weights are, and what captures graphs: for `sleeping`."""
+        self.sleeper: Sleeper | None = None
+        """What `sleeping` made, where the engine slept or got other weights."""
         self.eos_token_ids = model.eos_token_ids
         """Tokens that end outputs, unless a request ignores them."""
         self._default_params = located.sampling
@@ -257,9 +262,14 @@ class LLMEngine(NotPicklable):
         if not self.scheduler.has_unfinished_requests():  # else the next step tells the worker
             self._drain()
 
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether memory is set aside, and requests wait."""
+        return self.sleeper is not None and self.sleeper.is_asleep
+
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has something to compute or outputs to return."""
-        return len(self.output_processor) > 0
+        return self.output_processor.has_outputs if self.is_sleeping else len(self.output_processor) > 0
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
@@ -345,7 +355,10 @@ class LLMEngine(NotPicklable):
             self.executor.shutdown(wait=False, cancel_futures=True)
             self._templates.close()
             self.input_processor.close()
-            self._runner = self._ahead = None
+            if self.sleeper is not None:
+                self.sleeper.close()
+            self._runner = self._ahead = self.sleeper = self.capture = None
+            self.places = {}
             release_memory()
 
 

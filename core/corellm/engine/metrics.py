@@ -47,6 +47,7 @@ DESCRIPTIONS = {
     "corellm:kv_cache_usage_perc": "Share of KV blocks that requests hold, from 0 to 1",
     "corellm:mm_cache_usage_perc": "Share of the processor cache's bytes that are in use, from 0 to 1",
     "corellm:encoder_cache_usage_perc": "Share of the encoder cache's tokens that are in use, from 0 to 1",
+    "corellm:is_sleeping": "1 while the model sleeps, and requests wait until it wakes, else 0",
     "corellm:prompt_tokens": "Tokens of prompts, cached ones included",
     "corellm:generation_tokens": "Tokens that were generated",
     "corellm:num_preemptions": "Times that a request lost its KV blocks to another one",
@@ -74,6 +75,7 @@ def read_metrics(engine: LLMEngine) -> list[Metric]:
         "kv_cache_usage_perc": stats.kv_cache_usage,
         "mm_cache_usage_perc": cache.usage,
         "encoder_cache_usage_perc": stats.encoder_cache_usage,
+        "is_sleeping": int(engine.is_sleeping),
     }
     counters = {
         "prompt_tokens": engine.num_prompt_tokens,

@@ -41,6 +41,11 @@ class OutputProcessor:
         """Number of callers' requests whose final output has not been returned."""
         return len(self._groups)
 
+    @property
+    def has_outputs(self) -> bool:
+        """Whether outputs are due that no step made, as those of aborted requests."""
+        return bool(self._changed)
+
     def add(
         self, request_id: str, prompt: str | None, requests: list[Request], *, kind: RequestOutputKind, queued_ts: float
     ) -> None:

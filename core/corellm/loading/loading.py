@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,7 @@ from corellm.loading.opening import (
 from corellm.loading.remote_code import no_questions
 from corellm.loading.rope import freeze_rope
 from corellm.loading.sizing import Sizes, plan_sizes, sequences_at_once, token_budget, wanted_len
+from corellm.loading.weight_places import WeightPlace
 from corellm.multimodal.profile import DummyProfile
 from corellm.plugin.extensions import first_result
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
@@ -93,6 +94,10 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     max_model_len: int
     templates: TemplateRenderer
+    places: Mapping[str, WeightPlace] = field(default_factory=dict)
+    """Where the weights are; none where more than the model itself is made of a checkpoint's weights."""
+    capture: Callable[[], None] | None = None
+    """Captures graphs, where they cannot outlive their memory: on a GPU."""
 
 
 def load(config: EngineConfig, located: LocatedModel, *, check_encoders: bool = True) -> LoadedModel:
@@ -165,11 +170,13 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
         runner = make_runner(
             num_blocks=sizes.num_blocks, num_host_blocks=sizes.num_host_blocks, num_places=sizes.num_places
         )
+    capture = None
     if reasons := ", ".join(filter(None, (part.uncapturable for part in runner.parts))):
         logger.info("decode steps do not run as graphs: %s", reasons)
     elif backend.capturable and not config.model.enforce_eager:
+        capture = partial(_capture_graphs, config, runner, backend, sizes, mm_processor.profile)
         with memory.explaining("graphs", "lower gpu_memory_utilization or max_num_seqs, or set enforce_eager"):
-            _capture_graphs(config, runner, backend, sizes, mm_processor.profile)
+            capture()
     runner.touch_cache(sizes.token_budget)
     # else a part gives the decoder more, or adds to rows of all tokens, in every step
     if runner.samples and runner.merges_items and not weights.added:
@@ -191,6 +198,8 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
         eos_token_ids=_eos_token_ids(weights.model, context),
         max_model_len=sizes.max_model_len,
         templates=opened.templates,
+        places=weights.places if weights.make_runner is None else {},
+        capture=capture if runner.device.type == "cuda" else None,
     )
 
 

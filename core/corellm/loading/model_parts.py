@@ -24,6 +24,7 @@ from corellm.loading.mapped_weights import release_mapped_weights
 from corellm.loading.model_use import ModelUse
 from corellm.loading.packed_linear import pack_linears, packing_helps
 from corellm.loading.sizing import sequences_at_once, wanted_len
+from corellm.loading.weight_places import WeightPlace, weight_places
 from corellm.modelling.defaults import freeze, model_width
 from corellm.modelling.linear_additions import LinearAdditions
 from corellm.plugin.extensions import call_extensions
@@ -67,6 +68,8 @@ class ModelParts:
     """What extensions run beside the decoder in a step."""
     added: Mapping[str, nn.Module] = field(default_factory=dict)
     """Linear layers to whose outputs they add, by name."""
+    places: Mapping[str, WeightPlace] = field(default_factory=dict)
+    """Where the weights are; what is made of them by parts, or by a load that goes on, is not among them."""
 
 
 def load_model(
@@ -123,6 +126,7 @@ def load_weights(
     samples = make_runner is None
     vocab_size = hooks.compute_logits(model=model, hidden_states=hidden).shape[-1] if samples else embedding_size
     replace_layers(model, config, context)
+    places = weight_places(model)
     linears = LinearAdditions(model, language_model, mixers.values())
     offered = call_extensions(
         "offer_step_part", _is_part,
@@ -135,7 +139,7 @@ def load_weights(
     sizes = (hidden_size, vocab_size, embedding_size)
     return ModelParts(
         model, language_model, layout, *sizes, names_spans, causal, windows_cut, make_runner, attended, found,
-        parts, linears.layers,
+        parts, linears.layers, places,
     )  # fmt: skip
 
 

@@ -88,6 +88,10 @@ class EncoderRunner:
             graphs.capture(feature.modality, self._joined([feature]))
         self._graphs = graphs
 
+    def drop_graphs(self) -> None:
+        """Forget what `capture_graphs` captured."""
+        self._graphs = None
+
     def run(self, features: Sequence[MultiModalFeature]) -> None:
         """Embed items and wait for them. Failures are kept for `output`."""
         self.launch(features)

@@ -6,7 +6,7 @@ Knows block numbers; the block manager knows which sequence has which block.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -146,12 +146,21 @@ class KVCache:
         self.layers = make(num_blocks, num_places, device)
         self._host = make(num_host_blocks, num_host_blocks, torch.device("cpu")) if num_host_blocks else {}
 
+    @property
+    def tensors(self) -> Iterator[Tensor]:
+        """The tensors of all layers on the device; those of layers that share a cache come again."""
+        return _tensors_of(self.layers)
+
+    @property
+    def host_tensors(self) -> Iterator[Tensor]:
+        """Those of blocks in host memory."""
+        return _tensors_of(self._host)
+
     def touch(self, num_blocks: int) -> None:
         """Write the first blocks: memory is given at the first write, for which the first requests would wait."""
-        for cache in self.layers.values():
-            for tensor in (cache.key, cache.value, cache.key_scale, cache.value_scale):
-                if tensor is not None and tensor.device.type == "cpu":
-                    tensor[:num_blocks].zero_()
+        for tensor in self.tensors:
+            if tensor.device.type == "cpu":
+                tensor[:num_blocks].zero_()
 
     def forget_places(self) -> None:
         """Take every block's place, after a step was interrupted."""
@@ -183,6 +192,11 @@ class KVCache:
         for layer in own.values():
             sides = placed if layer in self.placed_layers else (from_, to)
             _copy_blocks(source[layer], target[layer], *map(torch.tensor, sides))
+
+
+def _tensors_of(layers: Mapping[int, LayerCache]) -> Iterator[Tensor]:
+    for cache in layers.values():
+        yield from (x for x in (cache.key, cache.value, cache.key_scale, cache.value_scale) if x is not None)
 
 
 def _make_layer(

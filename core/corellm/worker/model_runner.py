@@ -112,6 +112,11 @@ class ModelRunner:
         for part in self.parts:
             part.forget()
 
+    def drop_graphs(self) -> None:
+        """Forget captured steps and encoders."""
+        self.graphs = None
+        self.encoders.drop_graphs()
+
     @for_inference
     def launch(self, batch: ScheduledBatch) -> StepInFlight:
         """Run one step as `execute` does, without waiting for its tokens."""

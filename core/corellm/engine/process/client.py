@@ -6,7 +6,7 @@ Knows event loops and threads; the process and the messages are `remote_engine`'
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -104,6 +104,21 @@ class ProcessLLM(AsyncLLM):
         self.input_processor.mm_processor.cache.clear()
         await self._call("reset_mm_cache")
 
+    async def sleep(self, level: int = 1) -> None:
+        """As `AsyncLLM.sleep`."""
+        await self._call("sleep", level)
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """As `LLM.wake_up`."""
+        await self._call("wake_up", tags if tags is None or isinstance(tags, str) else [*tags])
+
+    async def is_sleeping(self) -> bool:
+        """As `LLM.is_sleeping`."""
+        return bool(await self._call("is_sleeping"))
+
+    async def _update_weights(self, directory: Path, is_temporary: bool) -> None:
+        await self._call("update_weights", (str(directory), is_temporary))
+
     async def apply_model(self, function: Callable[[Any], _Result]) -> list[_Result]:
         """Refuse: a function cannot be sent to another process.
 
@@ -131,6 +146,6 @@ class ProcessLLM(AsyncLLM):
         """As `LLM.stop_profile`."""
         return Path(await self._call("stop_profile"))
 
-    async def _call(self, method: MaintenanceMethod, argument: str | None = None) -> Any:
+    async def _call(self, method: MaintenanceMethod, argument: Any = None) -> Any:
         future: Future[Any] = Future()
         return await self._result_of(future, partial(self.engine.call, future, method, argument))

@@ -16,12 +16,14 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import astuple
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from corellm.engine import maintenance
+from corellm.engine import maintenance, sleeping
 from corellm.engine.llm_engine import LLMEngine
 from corellm.engine.metrics import read_metrics
 from corellm.engine.process import messages
@@ -46,6 +48,16 @@ from corellm.system.log_format import set_up_log
 
 logger = logging.getLogger(__name__)
 
+_WITHOUT_ARGUMENT: dict[str, Callable[[LLMEngine], Any]] = {
+    "reset_prefix_cache": maintenance.reset_prefix_cache,
+    "reset_mm_cache": maintenance.reset_mm_cache,
+    "is_sleeping": sleeping.is_sleeping,
+}
+_WITH_ARGUMENT: dict[str, Callable[[Any, LLMEngine], Any]] = {
+    "start_profile": maintenance.start_profile,
+    "sleep": sleeping.sleep,
+    "wake_up": sleeping.wake_up,
+}
 BEAT_SECONDS = 1.0
 """The longest time without a message while steps go on or there is nothing to do."""
 
@@ -116,13 +128,14 @@ class EngineLoop:
     def _result(self, message: Call) -> Any:
         if message.method == "get_metrics":
             return [(type(metric).__name__, *astuple(metric)) for metric in read_metrics(self._engine)]
-        if message.method == "start_profile":
-            return maintenance.start_profile(message.argument, self._engine)
         if message.method == "stop_profile":
             return str(maintenance.stop_profile(self._engine))
-        if message.method == "reset_mm_cache":
-            return maintenance.reset_mm_cache(self._engine)
-        return maintenance.reset_prefix_cache(self._engine)
+        if message.method == "update_weights":
+            directory, take = message.argument
+            return sleeping.update_weights(Path(directory), take, self._engine)
+        if message.method in _WITH_ARGUMENT:
+            return _WITH_ARGUMENT[message.method](message.argument, self._engine)
+        return _WITHOUT_ARGUMENT[message.method](self._engine)
 
     def _send(self, deltas: list[Delta]) -> None:
         """Send deltas: in one message, if that is not too long for one."""

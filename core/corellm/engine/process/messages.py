@@ -16,7 +16,10 @@ from corellm.multimodal.fields import MultiModalField
 from corellm.multimodal.inputs import PlaceholderRange
 from corellm.outputs import CompletionOutput, PositionLogprobs, RequestMetrics
 
-MaintenanceMethod = Literal["reset_prefix_cache", "reset_mm_cache", "get_metrics", "start_profile", "stop_profile"]
+MaintenanceMethod = Literal[
+    "reset_prefix_cache", "reset_mm_cache", "sleep", "wake_up", "is_sleeping", "update_weights", "get_metrics",
+    "start_profile", "stop_profile",
+]  # fmt: skip
 
 
 class _Message(msgspec.Struct, array_like=True, tag=True):
@@ -76,7 +79,7 @@ class Call(_Message):
 
     number: int
     method: MaintenanceMethod
-    argument: str | None
+    argument: Any
 
 
 # --- from the engine ------------------------------------------------------------------------------------------------

@@ -181,7 +181,7 @@ class RemoteEngine:
             with contextlib.suppress(EngineDeadError):
                 self._send(Abort(request_id, silently))
 
-    def call(self, future: Future[Any], method: messages.MaintenanceMethod, argument: str | None = None) -> None:
+    def call(self, future: Future[Any], method: messages.MaintenanceMethod, argument: Any = None) -> None:
         """Have the engine do something between two steps; the future gets the result.
 
         Raises:
