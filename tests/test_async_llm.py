@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from corellm import AsyncLLM, CompletionOutput, RequestOutputKind, SamplingParams
 from corellm.errors import EngineDeadError, InvalidParameterError, MediaError, PromptError, SurplusPlaceholderError
@@ -403,3 +405,49 @@ def test_unknown_arguments_of_chat(llm: AsyncLLM) -> None:
 
     with pytest.raises(InvalidParameterError, match=r"'tool'; .*'tools'"):
         asyncio.run(ask(tool=[]))
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_requests_wait_while_it_sleeps(llm: AsyncLLM, level: int) -> None:
+    """One that runs goes on with the same tokens, one that comes is taken, and one that is aborted ends at once."""
+    whole = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+
+    async def main() -> None:
+        want = [await collect(llm, make_image(seed), whole) for seed in (1, 2)]
+        stream = llm.generate(make_image(1), whole)
+        begun = await anext(stream)
+        await llm.sleep(level)
+        assert await llm.is_sleeping()
+        later = asyncio.ensure_future(collect(llm, make_image(2), whole))
+        aborted = asyncio.ensure_future(anext(llm.generate("USER: a ASSISTANT:", whole, "other")))
+        while await llm._in_engine(lambda engine: engine.scheduler.num_waiting) < 3:
+            await asyncio.sleep(0.01)
+        assert llm.seconds_silent == 0
+        await llm.abort("other")
+        assert (await aborted).outputs[0].finish_reason == "abort"
+        assert not later.done()
+        await llm.wake_up()
+        async for output in stream:
+            begun = output
+        assert [begun.outputs[0].token_ids, await later] == want
+
+    asyncio.run(main())
+
+
+def test_weights_change_beside_requests(llm: AsyncLLM, tiny_llava: Path, make_llava: Callable[..., Path]) -> None:
+    """From a directory and from tensors, while another request runs; then each is as a load of these weights."""
+    other = make_llava(seed=1)
+
+    async def main() -> None:
+        want = await collect(llm, "USER: a ASSISTANT:")
+        running = asyncio.ensure_future(collect(llm, "USER: b ASSISTANT:", SamplingParams(max_tokens=60)))
+        await llm.update_weights(other)
+        assert (found := await collect(llm, "USER: a ASSISTANT:")) != want
+        await running
+        with pytest.raises(InvalidParameterError, match="has no 'lm_haed'"):
+            await llm.update_weights({"lm_haed": torch.zeros(1)})
+        assert await collect(llm, "USER: a ASSISTANT:") == found
+        await llm.update_weights(load_file(tiny_llava / "model.safetensors"))
+        assert await collect(llm, "USER: a ASSISTANT:") == want
+
+    asyncio.run(main())

@@ -55,11 +55,11 @@ class Run(NamedTuple):
         return [(list(output.token_ids), output.logprobs) for output in outputs]
 
 
-def begin(llm: LLM, prompts: list[Any] | None = None) -> Run:
+def begin(llm: LLM, prompts: list[Any] | None = None, wanted: list[SamplingParams] = PARAMS) -> Run:
     """Requests that have not run yet: a text and an image, greedy and sampled, by default."""
     asked = [TEXT, with_image(1)] if prompts is None else prompts
     names = [str(number) for number in range(len(asked))]
-    for name, prompt, params in zip(names, asked, PARAMS, strict=False):
+    for name, prompt, params in zip(names, asked, wanted, strict=False):
         llm.engine.add_request(name, prompt, params)
     return Run(llm, names, {})
 
@@ -228,11 +228,12 @@ def test_other_tags_are_refused(llm: LLM) -> None:
 def test_swapped_requests_go_on(first: Path) -> None:
     """What the host kept of a request is given up, too: it is computed again."""
     small = {"dtype": "float32", "block_size": 8, "num_kv_blocks": 6, "max_model_len": 48, "max_num_batched_tokens": 32}
+    long = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
     with LLM(first, preemption_mode="swap", swap_space=0.01, **small) as llm:
-        prompts = [[5, 6, 7] * 6, [8, 9, 10] * 6]
-        wanted = begin(llm, prompts).end()
+        prompts = [[30, 41, 52] * 3, [33, 44, 55] * 3]
+        wanted = begin(llm, prompts, [long] * 2).end()
         assert llm.engine.scheduler.get_stats().num_preemptions
-        run = begin(llm, prompts)
+        run = begin(llm, prompts, [long] * 2)
         while not llm.engine.scheduler.get_stats().num_swapped:
             run.step()
         llm.sleep()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from corellm import LLM, AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
 from corellm.engine.process.client import ProcessLLM
@@ -120,6 +121,30 @@ def test_64_mixed_requests_equal_the_offline_engine(llm: ProcessLLM, tiny_llava:
 
     for found, expected in zip(asyncio.run(main()), wanted, strict=True):
         assert_same(found, expected)
+
+
+def test_it_sleeps_and_gets_other_weights(llm: ProcessLLM, tiny_llava: Path) -> None:
+    """Tensors go to the other process in files, which do not stay; what does not fit is refused by its name there."""
+    own = load_file(tiny_llava / "model.safetensors")
+    other = {name: tensor.flip(0) for name, tensor in own.items()}
+    params = SamplingParams(temperature=0, max_tokens=8, logprobs=1, ignore_eos=True)
+
+    async def main() -> None:
+        want = await final(llm, "USER: hello ASSISTANT:", params)
+        await llm.sleep(2)
+        waiting = asyncio.ensure_future(final(llm, "USER: hello ASSISTANT:", params))
+        await llm.update_weights(other)
+        await llm.wake_up(["weights"])
+        assert await llm.is_sleeping()
+        await llm.wake_up("kv_cache")
+        assert not await llm.is_sleeping()
+        assert (await waiting).outputs[0].logprobs != want.outputs[0].logprobs
+        with pytest.raises(InvalidParameterError, match="has no 'none'"):
+            await llm.update_weights({**own, "none": own.popitem()[1]})
+        await llm.update_weights(tiny_llava)
+        assert_same(await final(llm, "USER: hello ASSISTANT:", params), want)
+
+    asyncio.run(main())
 
 
 def test_conversations_are_prepared_here(llm: ProcessLLM) -> None:

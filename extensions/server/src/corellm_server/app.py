@@ -19,6 +19,7 @@ from corellm_server.endpoints.models import model_routes
 from corellm_server.endpoints.pooling import pooling_routes
 from corellm_server.endpoints.responses import response_routes
 from corellm_server.endpoints.scores import score_routes
+from corellm_server.endpoints.sleep import sleep_routes
 from corellm_server.endpoints.status import status_routes
 from corellm_server.endpoints.tokens import token_routes
 from corellm_server.errors import ApiError, as_api_error
@@ -41,6 +42,7 @@ def make_app(service: Service) -> ASGIApp:
     for routes in (
         chat_routes, response_routes, kept_response_routes, message_routes, completion_routes, audio_routes,
         pooling_routes, score_routes, token_routes, model_routes, status_routes,
+        sleep_routes,
     ):  # fmt: skip
         router = routes(service)
         declared += router.routes

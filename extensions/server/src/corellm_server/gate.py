@@ -30,7 +30,7 @@ OPEN_ROUTES = frozenset({"/health", "/ready"})
 """Routes of probes, which have no keys."""
 FORM_ROUTES = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
 """Routes whose bodies are forms with a file; all others are JSON."""
-BODYLESS_ROUTES = frozenset({"/v1/responses/{response_id}/cancel"})
+BODYLESS_ROUTES = frozenset({"/v1/responses/{response_id}/cancel", "/sleep", "/wake_up", "/update_weights"})
 """Routes of POST that have no body; one that comes is not read."""
 _LARGE_BYTES = 4 << 20
 """Size from which on a request's memory goes back to the system, once it and all others of this size have ended."""

@@ -49,6 +49,11 @@ class ServerOptions:
     enable_mm_embeds: bool = False
     """Let requests bring precomputed embeddings in place of items. Their shape and values are checked; whether an
     encoder made them cannot be."""
+    enable_sleep_mode: bool = False
+    """Let clients put the model to sleep (`POST /sleep`), which gives back memory, and wake it (`/wake_up`)."""
+    allowed_weights_path: str | None = None
+    """Directory below which clients may name directories of weights for the model (`POST /update_weights`); none unless
+    given."""
     allow_request_templates: bool = False
     """Let requests bring chat templates of their own."""
     allowed_template_kwargs: Collection[str] = ("enable_thinking",)
@@ -154,9 +159,10 @@ class ServerOptions:
                 "otlp_traces_endpoint must be like http://localhost:4318/v1/traces, got "
                 f"{self.otlp_traces_endpoint!r:.200}"
             )
-        root = self.allowed_local_media_path
-        if root is not None and not Path(root).is_dir():
-            raise ConfigError(f"allowed_local_media_path: there is no directory {root!r:.200}")
+        for name in ("allowed_local_media_path", "allowed_weights_path"):
+            root = getattr(self, name)
+            if root is not None and not Path(root).is_dir():
+                raise ConfigError(f"{name}: there is no directory {root!r:.200}")
         for name, choices in (("log_format", ("text", "json")), ("log_level", ("debug", "info", "warning", "error"))):
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name} must be one of {', '.join(choices)}; got {getattr(self, name)!r:.100}")

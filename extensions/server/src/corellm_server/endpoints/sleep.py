@@ -1,0 +1,68 @@
+"""`POST /sleep`, `POST /wake_up`, `GET /is_sleeping`, `POST /update_weights`: for those who train beside serving.
+
+There for whom the operator's options allow it; none has a body, so that a full queue keeps none out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel
+
+from corellm.errors import CheckpointError
+from corellm_server.endpoints.replies import GET_ERRORS, ID_ERRORS
+from corellm_server.endpoints.status import Status
+from corellm_server.errors import ApiError
+from corellm_server.service import Service
+
+
+class Sleeping(BaseModel):
+    """Whether the model sleeps, or a part of it."""
+
+    is_sleeping: bool
+
+
+def sleep_routes(service: Service) -> APIRouter:
+    """The endpoints that a server's options allow."""
+    router, options = APIRouter(), service.config.options
+    if options.enable_sleep_mode:
+        _add_sleep(router, service)
+    if options.allowed_weights_path is not None:
+        _add_updates(router, service, Path(options.allowed_weights_path).resolve())
+    return router
+
+
+def _add_sleep(router: APIRouter, service: Service) -> None:
+    @router.post("/sleep", responses=ID_ERRORS)
+    async def sleep(level: int = 1) -> Status:
+        """Give back the memory of the KV cache, and at level 2 that of weights; requests wait."""
+        await service.client.sleep(level)
+        return Status()
+
+    @router.post("/wake_up", responses=ID_ERRORS)
+    async def wake_up(tags: Annotated[list[str] | None, Query()] = None) -> Status:
+        """Bring both back, or one of `weights` and `kv_cache`; requests go on once both are there."""
+        await service.client.wake_up(tags)
+        return Status()
+
+    @router.get("/is_sleeping", responses=GET_ERRORS)
+    async def is_sleeping() -> Sleeping:
+        """Whether the model sleeps."""
+        return Sleeping(is_sleeping=await service.client.is_sleeping())
+
+
+def _add_updates(router: APIRouter, service: Service, root: Path) -> None:
+    @router.post("/update_weights", responses=ID_ERRORS)
+    async def update_weights(directory: str) -> Status:
+        """Give the model the weights of a directory below that of the operator; requests go on with them."""
+        path = (root / directory).resolve()
+        if not path.is_relative_to(root) or not path.is_dir():
+            message = f"there is no directory {directory!r:.200} below --allowed-weights-path"
+            raise ApiError(400, message, param="directory")
+        try:
+            await service.client.update_weights(path)
+        except CheckpointError as error:
+            raise ApiError(400, str(error), param="directory") from error
+        return Status()
