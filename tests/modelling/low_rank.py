@@ -83,9 +83,9 @@ class LowRank:
         return AdapterKey({name: digest_of(factors) for name, factors in self.adapters.items()}, self._most)
 
     @hookimpl
-    def offer_step_part(self, linears: LinearAdditions, context: ModelContext, max_num_seqs: int) -> StepPart:
+    def offer_step_part(self, linears: LinearAdditions, context: ModelContext, most_rows: int) -> StepPart:
         """Return the part that knows whose rows are whose."""
-        part = Products(list(self.adapters), context.device, max_num_seqs)
+        part = Products(list(self.adapters), context.device, most_rows)
         for name in next(iter(self.adapters.values())):
             factors = [adapter[name] for adapter in self.adapters.values()]
             part.add(linears, name, [a for a, _ in factors], [b for _, b in factors], context.dtype)
@@ -149,12 +149,12 @@ class Products(StepPart):
     Args:
         names: of the adapters.
         device: of the model.
-        max_num_seqs: rows of the largest captured step.
+        most_rows: rows of the largest captured step.
     """
 
-    def __init__(self, names: Sequence[str], device: torch.device, max_num_seqs: int) -> None:
+    def __init__(self, names: Sequence[str], device: torch.device, most_rows: int) -> None:
         self._numbers = {name: number for number, name in enumerate(names, 1)}
-        self._captured = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self._captured = torch.zeros(most_rows, dtype=torch.int64, device=device)
         """The adapter of each row, for captured steps: 0 for none."""
         self._laid_out = self._adapter_of_row = self._captured
         self.most_at_once = 0

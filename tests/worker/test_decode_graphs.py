@@ -16,7 +16,7 @@ from corellm import LLM, SamplingParams
 from corellm.attention.backend import AttentionMetadata
 from corellm.attention.graph import NotCapturable
 from corellm.loading.dummy_steps import capture_graphs
-from corellm.worker.decode_graphs import DecodeGraphs, StaticInputs, graph_sizes
+from corellm.worker.decode_graphs import DecodeGraphs, StaticInputs, graph_sizes, plan_sizes_for_cpu, sizes_at_load
 from corellm.worker.input_batch import FlatBatch
 from tests.fixtures import generate_together, random_image
 from tests.sampling.automaton import automata, automaton
@@ -223,6 +223,17 @@ def test_sizes() -> None:
     assert graph_sizes(6) == [1, 2, 4, 6]
     assert graph_sizes(16) == [1, 2, 4, 8, 16]
     assert graph_sizes(33) == [1, 2, 4, 8, 16, 24, 32, 33]
+    assert sizes_at_load(plan_sizes_for_cpu(64), 0) == [1]
+
+
+@pytest.mark.parametrize("num_drafts", [1, 5, 16, 64])
+def test_sizes_at_load_hold_a_sequence_with_its_drafts(num_drafts: int) -> None:
+    """And few others, so that any step of up to 64 rows is padded to less than twice its rows."""
+    sizes = plan_sizes_for_cpu(256)
+    at_load = sizes_at_load(sizes, num_drafts)
+    assert min(size for size in at_load if size > num_drafts) == min(size for size in sizes if size > num_drafts)
+    assert all(min(size for size in at_load if size >= rows) < 2 * rows for rows in range(1, 65))
+    assert len(at_load) <= 8
 
 
 def batch_of(num_seqs: int) -> FlatBatch:

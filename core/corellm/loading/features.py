@@ -108,11 +108,11 @@ def cache_bytes(
 ) -> CacheBytes:
     """Return the bytes of the KV cache by its number of blocks; `more_tokens` may be added to a step's budget."""
     block_size, windowed = config.cache.block_size, window_layers(weights.layout)
-    window = largest_window(weights.layout)
+    window, of_parts = largest_window(weights.layout), sum(part.block_bytes for part in weights.offered)
     if window is None or weights.attended is not None or not weights.windows_cut_spans:
         # encoders' states lie in the same blocks, and are seen whole, as spans are; a decoder that never attends has
         # blocks without keys and values: sequences are counted in them
-        return CacheBytes(max(1, block_bytes(weights.layout, block_size, kv_dtype)))
+        return CacheBytes(max(1, block_bytes(weights.layout, block_size, kv_dtype) + of_parts))
     from corellm.scheduling.window_blocks import most_places
 
     longest = wanted_len(config, context)
@@ -124,4 +124,5 @@ def cache_bytes(
     )
     others = {i: layer for i, layer in weights.layout.items() if i not in windowed}
     own = {i: layer for i, layer in weights.layout.items() if i in windowed}
-    return CacheBytes(max(1, block_bytes(others, block_size, kv_dtype)), block_bytes(own, block_size, kv_dtype), places)
+    everywhere = block_bytes(others, block_size, kv_dtype) + of_parts
+    return CacheBytes(max(1, everywhere), block_bytes(own, block_size, kv_dtype), places)

@@ -53,7 +53,14 @@ from corellm.loading.opening import (
 )
 from corellm.loading.remote_code import no_questions
 from corellm.loading.rope import freeze_rope
-from corellm.loading.sizing import Sizes, plan_sizes, sequences_at_once, token_budget, wanted_len
+from corellm.loading.sizing import (
+    Sizes,
+    most_captured_rows,
+    plan_sizes,
+    sequences_at_once,
+    token_budget,
+    wanted_len,
+)
 from corellm.loading.weight_places import WeightPlace
 from corellm.multimodal.profile import DummyProfile
 from corellm.plugin.extensions import first_result
@@ -70,7 +77,7 @@ from corellm.system.memory import DeviceMemory
 from corellm.system.process import usable_cpus
 from corellm.templates.renderer import TemplateRenderer
 from corellm.transformers_releases import warn_if_untested
-from corellm.worker.decode_graphs import graph_sizes, plan_sizes_for_cpu
+from corellm.worker.decode_graphs import graph_sizes, plan_sizes_for_cpu, sizes_at_load
 from corellm.worker.graphs import CudaGraph
 from corellm.worker.kv_cache import QUANTIZED, KVCache, cache_dtype
 from corellm.worker.model_runner import ModelRunner
@@ -170,11 +177,13 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
         runner = make_runner(
             num_blocks=sizes.num_blocks, num_host_blocks=sizes.num_host_blocks, num_places=sizes.num_places
         )
+        for part in runner.parts:
+            part.allocate(sizes.num_blocks)
     capture = None
     if reasons := ", ".join(filter(None, (part.uncapturable for part in runner.parts))):
         logger.info("decode steps do not run as graphs: %s", reasons)
     elif backend.capturable and not config.model.enforce_eager:
-        capture = partial(_capture_graphs, config, runner, backend, sizes, mm_processor.profile)
+        capture = partial(_capture_graphs, config, context, runner, backend, sizes, mm_processor.profile)
         with memory.explaining("graphs", "lower gpu_memory_utilization or max_num_seqs, or set enforce_eager"):
             capture()
     runner.touch_cache(sizes.token_budget)
@@ -328,17 +337,26 @@ def _make_runner(
 
 
 def _capture_graphs(
-    config: EngineConfig, runner: ModelRunner, backend: AttentionBackend, sizes: Sizes, profile: DummyProfile
+    config: EngineConfig,
+    context: ModelContext,
+    runner: ModelRunner,
+    backend: AttentionBackend,
+    sizes: Sizes,
+    profile: DummyProfile,
 ) -> None:
     """Capture decode steps; on a GPU also encoders of items that all have one shape."""
     make_graph: Callable[[], Graph]
+    num_drafts = max((part.most_drafts for part in runner.parts), default=0)
+    rows = min(sizes.max_num_seqs * (1 + num_drafts), most_captured_rows(config, context))
+    at_once = None
     if runner.device.type == "cuda":
         stream = torch.cuda.Stream(runner.device)  # type: ignore[no-untyped-call]
         make_graph = partial(CudaGraph, torch.cuda.graph_pool_handle(), stream)
         runner.encoders.capture_graphs(profile.features, make_graph)
-        batches, at_once = graph_sizes(sizes.max_num_seqs), None
+        batches = graph_sizes(rows)
     elif backend.make_graph is not None:
-        make_graph, batches, at_once = backend.make_graph, plan_sizes_for_cpu(sizes.max_num_seqs), [1]
+        make_graph, batches = backend.make_graph, plan_sizes_for_cpu(rows)
+        at_once = sizes_at_load(batches, num_drafts)
     else:
         return
     if not runner.samples:  # then no step is a decode

@@ -23,7 +23,7 @@ from corellm.loading.decoder_probe import DecoderProbe, causal_layers, probe_dec
 from corellm.loading.mapped_weights import release_mapped_weights
 from corellm.loading.model_use import ModelUse
 from corellm.loading.packed_linear import pack_linears, packing_helps
-from corellm.loading.sizing import sequences_at_once, wanted_len
+from corellm.loading.sizing import most_captured_rows, sequences_at_once, wanted_len
 from corellm.loading.weight_places import WeightPlace, weight_places
 from corellm.modelling.defaults import freeze, model_width
 from corellm.modelling.linear_additions import LinearAdditions
@@ -131,6 +131,7 @@ def load_weights(
     offered = call_extensions(
         "offer_step_part", _is_part,
         linears=linears, config=config, context=context, max_num_seqs=sequences_at_once(config, context),
+        most_rows=most_captured_rows(config, context),
     )  # fmt: skip
     parts = [part for _, part in offered]
     _check_drafts(config, parts, samples=samples)

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 _SEQUENCES = {"cpu": 64, "cuda": 256}
 _TOKENS = {"cpu": 2048, "cuda": 8192}
 """Default limits of a step by type of device: with less a GPU is not busy."""
+_DRAFTED_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,15 @@ def wanted_len(config: EngineConfig, context: ModelContext) -> int:
 def sequences_at_once(config: EngineConfig, context: ModelContext) -> int:
     """Return the most sequences that run in a step."""
     return config.scheduler.max_num_seqs or _SEQUENCES[context.device.type]
+
+
+def most_captured_rows(config: EngineConfig, context: ModelContext) -> int:
+    """Return the most rows of a captured step: one for each sequence, and some for drafts, if there are to be any.
+
+    More rows take the time of their arithmetic, which a graph does not lower.
+    """
+    num_seqs = sequences_at_once(config, context)
+    return num_seqs if config.model.speculative_config is None else max(num_seqs, _DRAFTED_ROWS)
 
 
 def plan_sizes(

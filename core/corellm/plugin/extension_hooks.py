@@ -157,7 +157,7 @@ def register_low_rank(device: torch.device, dtype: torch.dtype) -> AddLowRank | 
 
 @_hookspec
 def offer_step_part(
-    linears: LinearAdditions, config: EngineConfig, context: ModelContext, max_num_seqs: int
+    linears: LinearAdditions, config: EngineConfig, context: ModelContext, max_num_seqs: int, most_rows: int
 ) -> StepPart | None:
     """Offer what runs beside the decoder in every step: a `corellm.worker.parts.step_part.StepPart`.
 
@@ -171,8 +171,9 @@ def offer_step_part(
             was packed, quantized, or joined with others.
         config: of the engine.
         context: of the model: its configuration, dtype and device.
-        max_num_seqs: most sequences of a step, which are the most rows of a captured one. A sequence with drafts has a
-            row and a chunk for each token, so a step that is not captured may have more.
+        max_num_seqs: most sequences of a step.
+        most_rows: most rows of a captured step; others may have more. A sequence with drafts has a row and a chunk for
+            each token.
     """
 
 

@@ -41,6 +41,7 @@ class SamplingState:
             has.
         processing: what changes the logits before anything else; None for nothing.
         processors: what `processing` keeps of the sequence.
+        vocab_size: the logits' width.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class SamplingState:
         self.prompt_token_ids = sequence.prompt_token_ids
         self.processing = constraints.processing if params.logits_processors else None
         self.processors: Any = None
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
 
         self._allowed: TokenMask | None = None
         if params.allowed_token_ids is not None:
@@ -84,20 +85,20 @@ class SamplingState:
 
     def _reachable(self, token_ids: Iterable[int]) -> Ids:
         ids = np.fromiter(token_ids, dtype=np.int64)
-        return ids[(ids >= 0) & (ids < self._vocab_size)]
+        return ids[(ids >= 0) & (ids < self.vocab_size)]
 
     def _opening(self, sequence: NewSequence) -> tuple[list[TokenMask], tuple[Ids, Values]]:
         """Return what the output's first tokens may be, and what does not come behind them."""
         choices, not_first = sequence.part.get("opening", ((), ()))
-        masks = [pack(self._reachable(tokens), self._vocab_size) for tokens in choices]
+        masks = [pack(self._reachable(tokens), self.vocab_size) for tokens in choices]
         return masks, _forbidden(self._reachable(not_first))
 
     def _constant_additions(
         self, sequence: NewSequence
     ) -> tuple[tuple[Ids, Values], dict[int, list[tuple[list[int], int]]]]:
         """Return what is added to the logits at every step, and the longer bad words by their last token but one."""
-        bias = {t: b for t, b in (sequence.sampling_params.logit_bias or {}).items() if 0 <= t < self._vocab_size}
-        words = [list(word) for word in sequence.bad_words_ids if word and 0 <= word[-1] < self._vocab_size]
+        bias = {t: b for t, b in (sequence.sampling_params.logit_bias or {}).items() if 0 <= t < self.vocab_size}
+        words = [list(word) for word in sequence.bad_words_ids if word and 0 <= word[-1] < self.vocab_size]
         single = [word[0] for word in words if len(word) == 1]
         ids = np.array([*single, *bias], dtype=np.int64)
         values = np.array([-np.inf] * len(single) + list(bias.values()), dtype=np.float32)
@@ -155,7 +156,7 @@ class SamplingState:
             return self._choices[self.num_generated]
         if self.params.constraint is None:
             return self._allowed
-        mask = np.zeros(num_words(self._vocab_size), dtype=np.int32)
+        mask = np.zeros(num_words(self.vocab_size), dtype=np.int32)
         if self.failure is None:
             try:
                 self._fill(mask)
@@ -180,7 +181,11 @@ class SamplingState:
 
     def along(self, drafts: Sequence[int]) -> list[SamplingState]:
         """Return the states before each draft and after the last, as if those before it were right; for one use."""
-        return [self, *(_DraftedState(self, drafts[:count]) for count in range(1, len(drafts) + 1))]
+        return [self, *(self.after(drafts[:count]) for count in range(1, len(drafts) + 1))]
+
+    def after(self, tokens: Sequence[int]) -> SamplingState:
+        """Return the state as if these tokens had come, for one use; this one stays as it is."""
+        return _DraftedState(self, tokens)
 
     def additions(self) -> list[tuple[Ids, Values]]:
         """Return `(token ids, values)` to add to the next token's logits; minus infinity forbids a token."""

@@ -1,8 +1,9 @@
 """Decode steps as graphs: captured once per batch size, then replayed.
 
-A step of `n` sequences with one token each runs in the smallest size that holds it; the rest is padding, which reads
-nothing and writes to the null block. A size that is not captured at load is captured later, when padding its batches to
-a larger size has cost as much time as a capture takes. Knows the step only as a function of static tensors.
+A step of `n` rows (a sequence's next token, or a draft after it) runs in the smallest size that holds it; the rest is
+padding, which reads nothing and writes to the null block. A size that is not captured at load is captured later, when
+padding its batches to a larger size has cost as much time as a capture takes. Knows the step as a function of static
+tensors.
 """
 
 from __future__ import annotations
@@ -28,20 +29,34 @@ DecodeStep = Callable[[FlatBatch], Tensor]
 """From a batch of single tokens to its logits `[num_seqs, vocab]`."""
 
 
-def graph_sizes(max_num_seqs: int) -> list[int]:
-    """Return the batch sizes for a GPU: 1, 2, 4, 8, then every 8, up to `max_num_seqs`."""
-    return _up_to(max_num_seqs, (1, 2, 4, *range(8, max_num_seqs, 8)))
+def graph_sizes(most_rows: int) -> list[int]:
+    """Return the batch sizes for a GPU: 1, 2, 4, 8, then every 8, up to `most_rows`."""
+    return _up_to(most_rows, (1, 2, 4, *range(8, most_rows, 8)))
 
 
-def plan_sizes_for_cpu(max_num_seqs: int) -> list[int]:
+def plan_sizes_for_cpu(most_rows: int) -> list[int]:
     """Return the batch sizes for a CPU, where padding takes as long as what it pads: all to 32, every 4, every 8."""
-    return _up_to(max_num_seqs, (*range(1, 32), *range(32, 64, 4), *range(64, max_num_seqs, 8)))
+    return _up_to(most_rows, (*range(1, 32), *range(32, 64, 4), *range(64, most_rows, 8)))
+
+
+def sizes_at_load(sizes: Sequence[int], num_drafts: int) -> list[int]:
+    """Return the sizes of `plan_sizes_for_cpu` to capture at load; others are captured when they are needed.
+
+    With up to `num_drafts` drafts of a sequence a step may have any number of rows: the powers of two, and the size
+    that holds a sequence with all of its drafts.
+    """
+    if not num_drafts:
+        return sizes[:1]
+    wanted = {1, 1 + num_drafts, *(1 << i for i in range(_LARGEST_AT_LOAD.bit_length()))}
+    return sorted({next(size for size in sizes if size >= rows) for rows in wanted if rows <= sizes[-1]})
 
 
 def _up_to(largest: int, sizes: Sequence[int]) -> list[int]:
     return [*(size for size in sizes if size < largest), largest]
 
 
+_LARGEST_AT_LOAD = 64
+"""Rows of the largest size that is captured at load for drafts: a capture takes a few times as long as a step."""
 _CAPTURE_COST = 2.0
 """How many replays longer a capture takes than a replay; about right for small models on a CPU."""
 

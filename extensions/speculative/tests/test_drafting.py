@@ -11,7 +11,7 @@ import pytest
 from corellm import SamplingParams
 from corellm.scheduling.batch import NewSequence, ScheduledBatch, SequenceChunk
 from corellm_speculative.costs import StepCosts
-from corellm_speculative.drafting import Drafting
+from corellm_speculative.lookup import LookupDrafting
 from corellm_speculative.settings import DraftSettings
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 8}
@@ -23,7 +23,7 @@ class Engine:
 
     def __init__(self, given: dict[str, Any], *, base: float = 1.0, row: float = 0.05) -> None:
         self.now, self._base, self._row = 0.0, base, row
-        self.part = Drafting(DraftSettings.of(given), clock=lambda: self.now)
+        self.part = LookupDrafting(DraftSettings.of(given), clock=lambda: self.now)
 
     def run(self, prompt: list[int], text: Sequence[int], name: str = "a", **given: Any) -> list[int]:
         """Return the number of drafts in each step of a sequence that says a text."""
@@ -98,7 +98,7 @@ def test_outputs_of_earlier_requests_are_drafted_for_the_same_salt(salt: str | N
 
 def test_an_output_is_kept_once_however_often_it_was_preempted() -> None:
     """It comes back with what it had."""
-    part = Drafting(DraftSettings.of({"method": "suffix"}))
+    part = LookupDrafting(DraftSettings.of({"method": "suffix"}))
     output: list[int] = []
     for _ in range(3):
         part.begin(ScheduledBatch(new=[NewSequence("a", [1], output, SamplingParams(), ())]))

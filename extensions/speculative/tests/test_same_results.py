@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,7 +18,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from corellm import LLM, SamplingParams, StructuredOutputsParams
+from corellm_speculative import model_drafting
 from corellm_speculative.costs import StepCosts
+from extensions.speculative.tests.draft_checkpoints import near, stranger
 from tests.fixtures import random_image
 
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -33,6 +36,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 """Distribution of a family, arguments of its checkpoint, and of the engine."""
 NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1, "prompt_lookup_max": 4}
 SUFFIX = {"method": "suffix", "num_speculative_tokens": 7}
+HAVE_STATES = ("an encoder-decoder", "states of items")
+"""Models that cannot be draft models: others draft for them."""
 WORDS = ("one two three one two", "red green blue red green blue red", "what is this", "again and again and again and")
 FORMS = (
     StructuredOutputsParams(choice=["one two three four five", "one two six"]),
@@ -83,10 +88,12 @@ IN_SHORT = ("llava", "windows and spans", "an encoder-decoder")
     params=[pytest.param(name, marks=() if name in IN_SHORT else pytest.mark.full) for name in MODELS],
 )
 def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[LLM]]:
-    """A plain engine, and two that draft, with few blocks and a small budget."""
+    """A plain engine, and three that draft, with few blocks and a small budget."""
     name, sizes, given = MODELS[request.param]
-    path = tmp_path_factory.mktemp("model")
+    path: Path = tmp_path_factory.mktemp("model")
     import_module(f"{name}.tiny").make_tiny_checkpoint(path, **sizes)
+    make_draft = stranger if request.param in HAVE_STATES else near
+    of_a_model = {"model": str(make_draft(path, path.parent / f"{path.name}-draft")), "num_speculative_tokens": 4}
     options = {"dtype": "float32", "max_model_len": 200, "generation_config": "none", **given}
     crowded = {"num_kv_blocks": 16, "max_num_seqs": 5, "max_num_batched_tokens": 70}
     with ExitStack() as stack:
@@ -96,6 +103,7 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             for more in (
                 plain,
                 {**crowded, "speculative_config": NGRAM},
+                {**crowded, "speculative_config": of_a_model},
                 {**crowded, "speculative_config": SUFFIX, "max_num_batched_tokens": 200},
             )
         ]
@@ -123,6 +131,7 @@ def told(llm: LLM, batch: list[Asked]) -> list[Any]:
 def test_a_requests_results_are_its_own(engines: list[LLM], num_batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts are made whether they pay or not, so wrong ones are many."""
     monkeypatch.setattr(StepCosts, "least_chance", lambda self, num_sequences: 0.0)
+    monkeypatch.setattr(model_drafting, "plan_depths", lambda acceptances, most, steps, drafts: most)
     plain, *drafting = engines
 
     @settings(max_examples=num_batches, phases=[Phase.generate], derandomize=num_batches < 100)
@@ -135,5 +144,7 @@ def test_a_requests_results_are_its_own(engines: list[LLM], num_batches: int, mo
 
     check()
     counts = [llm.engine.scheduler.get_stats() for llm in drafting]
+    for one in counts:
+        assert one.num_draft_tokens > 20
     right = sum(sum(one.accepted_per_position) for one in counts)
     assert sum(one.num_draft_tokens for one in counts) > right > 20

@@ -21,11 +21,17 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "method must be one of ngram, suffix; got None"),
+        ({}, "method must be one of ngram, suffix, draft_model; got None"),
         ({"method": "magic"}, "got 'magic'"),
-        ({"method": "draft_model", "model": "x"}, r"drafts of a model \('draft_model'\) are not there yet"),
-        ({"model": "x", "num_speculative_tokens": 3}, r"drafts of a model \('x'\) are not there yet"),
-        ({"method": "eagle3"}, "not there yet; methods that are: ngram, suffix"),
+        ({"method": "draft_model", "num_speculative_tokens": 3}, "'draft_model' needs model, .* got None"),
+        ({"model": "", "num_speculative_tokens": 3}, "'draft_model' needs model, .* got ''"),
+        ({"model": "x"}, "'draft_model' needs num_speculative_tokens, .* from 1 to 64"),
+        ({"method": "eagle3"}, "not there yet; methods that are: ngram, suffix, draft_model"),
+        ({**NGRAM, "model": "x"}, "model is not a setting of the method 'ngram'"),
+        (
+            {"model": "x", "num_speculative_tokens": 3, "prompt_lookup_max": 2},
+            "not a setting of the method 'draft_model'",
+        ),
         ({"method": "ngram"}, "'ngram' needs num_speculative_tokens, .* from 1 to 64"),
         ({**NGRAM, "num_speculative_tokens": 65}, "num_speculative_tokens .* got 65"),
         ({**NGRAM, "num_speculative_tokens": True}, "num_speculative_tokens .* got True"),
@@ -62,7 +68,7 @@ def test_a_model_with_states_is_refused(tmp_path: Path) -> None:
     """A wrong draft would stay in them."""
     architecture, config = next(iter(MAIN.items()))
     path = str(make_tiny_checkpoint(tmp_path, architecture=architecture, **config))
-    with pytest.raises(ConfigError, match=r"Drafting drafts tokens, .* layers of this model keep a state"):
+    with pytest.raises(ConfigError, match=r"LookupDrafting drafts tokens, .* layers of this model keep a state"):
         LLM(path, num_kv_blocks=64, speculative_config=NGRAM)
 
 

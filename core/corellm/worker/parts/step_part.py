@@ -24,6 +24,8 @@ class StepPart:
     rests = False
     """Whether `propose` will hardly return any for now. Only then may a step be launched before the tokens of the last
     one are known; drafts that it returns meanwhile are lost."""
+    block_bytes = 0
+    """Bytes that `allocate` takes for each block of the KV cache, which is so much smaller."""
     irreversible = ""
     """Why a token that a step has computed cannot be taken back, as drafts that were wrong are; empty if it can."""
 
@@ -75,3 +77,6 @@ class StepPart:
 
     def profile(self) -> None:
         """Run the largest step of the part's own, so that its memory is measured."""
+
+    def allocate(self, num_blocks: int) -> None:
+        """Take memory for a cache of the part's own, beside a KV cache of so many blocks; called once, at load."""

@@ -39,7 +39,7 @@ class Adapters(StepPart):
         terms: of the model.
         linears: its layers.
         device, dtype: of the model.
-        max_num_seqs: rows of the largest captured step.
+        most_rows: rows of the largest captured step.
         most_kept: adapters that are kept in memory after they were read.
     """
 
@@ -49,7 +49,7 @@ class Adapters(StepPart):
         linears: LinearAdditions,
         device: torch.device,
         dtype: torch.dtype,
-        max_num_seqs: int,
+        most_rows: int,
         most_kept: int,
     ) -> None:
         self._terms, self._most_kept = terms, most_kept
@@ -58,7 +58,7 @@ class Adapters(StepPart):
             name: Slots(num_slots, terms.max_rank, inputs, outputs, dtype, device)
             for name, (inputs, outputs) in terms.layers.items()
         }
-        self._captured = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self._captured = torch.zeros(most_rows, dtype=torch.int64, device=device)
         """The slot of each row, for captured steps."""
         self._laid_out = self._slot_of_row = self._captured
         self._kept: OrderedDict[str, Mapping[str, Factors]] = OrderedDict()

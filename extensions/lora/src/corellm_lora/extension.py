@@ -26,7 +26,7 @@ class LoRA:
 
     @hookimpl
     def offer_step_part(
-        self, linears: LinearAdditions, config: EngineConfig, context: ModelContext, max_num_seqs: int
+        self, linears: LinearAdditions, config: EngineConfig, context: ModelContext, most_rows: int
     ) -> Adapters | None:
         """Return the part of a model that is loaded with `enable_lora`; None for others."""
         if not config.model.enable_lora:
@@ -38,5 +38,5 @@ class LoRA:
         terms = Terms(model.max_loras, model.max_lora_rank, dict(linears.sizes))
         terms.note(context.findings)
         return Adapters(
-            terms, linears, context.device, context.dtype, max_num_seqs, model.max_cpu_loras or model.max_loras
+            terms, linears, context.device, context.dtype, most_rows, model.max_cpu_loras or model.max_loras
         )

@@ -14,7 +14,7 @@ _OLD = 256
 _GUESSED_ROWS = 10
 """Rows that cost as much as the rest of a step, as long as nothing is measured."""
 _GUESS_WEIGHT = 2.0
-_MARGIN = 1.15
+MARGIN = 1.15
 """Factor by which a draft must be worth more than its row: the rest of the engine has work with it, too."""
 _EVERY = 8
 """Steps between two looks at what was measured."""
@@ -55,13 +55,20 @@ class StepCosts:
         guess = mean / (_GUESSED_ROWS + mean_rows)
         self._line = (mean_rows, mean, max(0.0, (common + _GUESS_WEIGHT * guess) / (spread + _GUESS_WEIGHT)))
 
+    @property
+    def row(self) -> float:
+        """The seconds of one more row; 0 as long as nothing is known."""
+        return self._line[2]
+
+    def seconds(self, num_rows: int) -> float:
+        """Return the seconds of a step; 0 as long as nothing is known."""
+        mean_rows, mean, row = self._line
+        return max(mean + row * (num_rows - mean_rows), row * num_rows)
+
     def least_chance(self, num_sequences: int) -> float:
         """Return from which chance on a draft pays in a step of so many sequences.
 
         It gains its chance of a token, and costs a row, in the time of which the step as a whole gains tokens, too.
         """
-        mean_rows, mean, row = self._line
-        if not mean:
-            return num_sequences / (_GUESSED_ROWS + num_sequences)
-        step = max(mean + row * (num_sequences - mean_rows), row * num_sequences)
-        return _MARGIN * row * num_sequences / step if step else 0.0
+        step = self.seconds(num_sequences)
+        return MARGIN * self.row * num_sequences / step if step else num_sequences / (_GUESSED_ROWS + num_sequences)

@@ -8,6 +8,7 @@ from corellm.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from corellm.config import EngineConfig, ModelConfig
+    from corellm.hookspecs import ModelContext
     from corellm.worker.parts.step_part import StepPart
 
 
@@ -20,14 +21,24 @@ class Speculative:
         if config.speculative_config is not None:
             from corellm_speculative.settings import DraftSettings
 
-            DraftSettings.of(config.speculative_config)
+            settings = DraftSettings.of(config.speculative_config)
+            if settings.model is not None:
+                from corellm_speculative.draft_checkpoint import locate_draft
+
+                locate_draft(config, settings)
 
     @hookimpl
-    def offer_step_part(self, config: EngineConfig) -> StepPart | None:
+    def offer_step_part(self, config: EngineConfig, context: ModelContext) -> StepPart | None:
         """Return what drafts."""
         if config.model.speculative_config is None:
             return None
-        from corellm_speculative.drafting import Drafting
+        from corellm_speculative.lookup import LookupDrafting
         from corellm_speculative.settings import DraftSettings
 
-        return Drafting(DraftSettings.of(config.model.speculative_config))
+        settings = DraftSettings.of(config.model.speculative_config)
+        if settings.model is None:
+            return LookupDrafting(settings)
+        from corellm_speculative.draft_loading import load_draft
+        from corellm_speculative.model_drafting import ModelDrafting
+
+        return ModelDrafting(settings, load_draft(config, context, settings))

@@ -9,8 +9,11 @@ from typing import Any
 from corellm.config import suggestion
 from corellm.errors import ConfigError
 
-METHODS = ("ngram", "suffix")
-_OF_A_MODEL = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp")
+METHODS = ("ngram", "suffix", "draft_model")
+_HEADS = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp")
+_PREFIXES = {"prompt_lookup": "ngram", "suffix_decoding": "suffix"}
+"""Beginnings of names of settings, and whose they are; `model` and what else says which are a draft model's."""
+_OF_A_MODEL = ("model", "revision", "quantization")
 _LOOKUP = 5
 """Tokens that are compared, where `ngram` is told no number."""
 SHORTEST_SUFFIX = 3
@@ -25,9 +28,16 @@ class DraftSettings:
 
     method: str
     """`ngram` looks for the last tokens in the request's own text, prompt and output; `suffix` also in the outputs of
-    earlier requests."""
+    earlier requests; `draft_model` has a smaller model say what comes next."""
     num_speculative_tokens: int = 0
-    """Most drafts of a request in a step. `ngram` must be told; `suffix` takes `suffix_decoding_max_tree_depth`."""
+    """Most drafts of a request in a step. `suffix` takes `suffix_decoding_max_tree_depth`; the others must be told."""
+    model: str | None = None
+    """`draft_model`: a directory or a hub name, of a model with the same tokenizer. It has the dtype, device and
+    attention backend of the model."""
+    revision: str | None = None
+    """`draft_model`: branch, tag or commit of a hub model."""
+    quantization: str | None = None
+    """`draft_model`: `int8` rounds its weights when they are loaded."""
     prompt_lookup_min: int = 0
     """`ngram`: fewest last tokens that must have come before; as `prompt_lookup_max`, or 5."""
     prompt_lookup_max: int = 0
@@ -50,9 +60,11 @@ class DraftSettings:
         """
         known = [field.name for field in fields(cls)]
         method = given.get("method")
-        if method in _OF_A_MODEL or (method is None and given.get("model") is not None):
+        if method is None and given.get("model") is not None:
+            method = "draft_model"
+        if method in _HEADS:
             raise ConfigError(
-                f"speculative_config: drafts of a model ({method or given['model']!r:.100}) are not there yet; methods "
+                f"speculative_config: heads on a model's hidden states ({method!r:.100}) are not there yet; methods "
                 f"that are: {', '.join(METHODS)}"
             )
         if method not in METHODS:
@@ -60,9 +72,9 @@ class DraftSettings:
         for name in given:
             if name not in known:
                 raise ConfigError(f"speculative_config has no {name!r:.100}{suggestion(str(name), known)}")
-            if name.startswith("prompt_lookup" if method == "suffix" else "suffix_decoding"):
+            if _method_of(name) not in (None, method):
                 raise ConfigError(f"speculative_config: {name} is not a setting of the method {method!r}")
-        return cls(**{name: value for name, value in given.items() if value is not None})
+        return cls(**{**{name: value for name, value in given.items() if value is not None}, "method": method})
 
     def __post_init__(self) -> None:
         least = self.prompt_lookup_min or self.prompt_lookup_max or _LOOKUP
@@ -78,6 +90,11 @@ class DraftSettings:
                 f"speculative_config: the method {self.method!r} needs num_speculative_tokens, most drafts of a "
                 f"request in a step: an integer from 1 to {_MOST_DRAFTS}"
             )
+        if self.method == "draft_model" and (not isinstance(self.model, str) or not self.model):
+            raise ConfigError(
+                f"speculative_config: the method 'draft_model' needs model, a directory or a hub name; got "
+                f"{self.model!r:.100}"
+            )
         _integer("num_speculative_tokens", self.num_speculative_tokens, 1, _MOST_DRAFTS)
         _integer("prompt_lookup_min", self.prompt_lookup_min, 1, _MOST_COMPARED)
         _integer("prompt_lookup_max", self.prompt_lookup_max, self.prompt_lookup_min, _MOST_COMPARED)
@@ -88,6 +105,13 @@ class DraftSettings:
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
+
+
+def _method_of(name: str) -> str | None:
+    """Return the method that a setting belongs to; None for all."""
+    if name in _OF_A_MODEL:
+        return "draft_model"
+    return next((method for prefix, method in _PREFIXES.items() if name.startswith(prefix)), None)
 
 
 def _integer(name: str, value: Any, least: int, most: int) -> None:
