@@ -41,3 +41,9 @@ def plan_depths(
             numbers[i] += 1
         left = [i for i in left if numbers[i] < most[i]]
     return numbers
+
+
+def can_pay(num_drafts: int, num_sequences: int, steps: StepCosts, drafts: StepCosts) -> bool:
+    """Return whether a draft for some of the sequences of a step would pay if all were right."""
+    cost = drafts.seconds(num_drafts) + steps.row * num_drafts
+    return num_drafts * steps.seconds(num_sequences) >= MARGIN * num_sequences * cost

@@ -12,7 +12,7 @@ from corellm.scheduling.batch import NewSequence, SequenceChunk
 from corellm.worker.input_batch import FlatBatch
 from corellm.worker.sequence_state import SequenceState
 from corellm_speculative.costs import StepCosts
-from corellm_speculative.depths import plan_depths
+from corellm_speculative.depths import can_pay, plan_depths
 from corellm_speculative.draft_model import DraftModel
 from corellm_speculative.draft_sequence import DraftSequence
 from corellm_speculative.drafting import Drafting
@@ -96,13 +96,16 @@ class ModelDrafting(Drafting):
             for sequence in sequences
         ]
         depths = plan_depths([sequence.acceptance for sequence in sequences], rooms, self.costs, self._draft_costs)
-        wanted: dict[DraftSequence, int] = {}
-        for sequence, depth, room in zip(sequences, depths, rooms, strict=True):
-            if not depth and room and sequence.is_due:
+        wanted = {sequence: depth for sequence, depth in zip(sequences, depths, strict=True) if depth}
+        due = [
+            sequence
+            for sequence, room in zip(sequences, rooms, strict=True)
+            if room and sequence not in wanted and sequence.is_due
+        ]
+        if due and can_pay(len(due), len(sequences), self.costs, self._draft_costs):
+            for sequence in due:
                 sequence.skip()
-                depth = 1
-            if depth:
-                wanted[sequence] = depth
+                wanted[sequence] = 1
         return wanted
 
     def _read_text(self, wanted: Mapping[DraftSequence, int]) -> list[DraftSequence]:
