@@ -185,6 +185,8 @@ class InputProcessor:
             }
             processed = self.process_fields(fields if priority is None else {**fields, "priority": priority})
             processed.extra |= extra
+            variant = "-".join(filter(None, (self._extensions_keys[name].variant(read) for name, read in extra.items())))
+            processed.features = [feature.of_variant(variant) for feature in processed.features]
             return processed
 
     def process_fields(self, fields: Mapping[str, Any]) -> ProcessedPrompt:

@@ -33,6 +33,13 @@ class PromptKey(Protocol):
         """
         ...
 
+    def variant(self, read: Any) -> str:
+        """Return what names the encoders of the prompt's items, by what `read` returned; empty for the model's own.
+
+        Items of one variant are encoded together, with `StepPart.encoding` around, and are cached by it.
+        """
+        ...
+
     def around(self, part: RequestPart, read: Any) -> RequestPart:
         """Return a `corellm.scheduling.part_around.PartAround` of a request's part, by what `read` returned."""
         ...
@@ -69,5 +76,5 @@ def find_prompt_keys(context: ModelContext) -> Mapping[str, PromptKey]:
 
 
 def _is_key(offered: Any) -> bool:
-    has_methods = all(callable(getattr(offered, method, None)) for method in ("read", "around"))
+    has_methods = all(callable(getattr(offered, method, None)) for method in ("read", "variant", "around"))
     return has_methods and isinstance(getattr(offered, "name", None), str)

@@ -127,7 +127,7 @@ def load_weights(
     vocab_size = hooks.compute_logits(model=model, hidden_states=hidden).shape[-1] if samples else embedding_size
     replace_layers(model, config, context)
     places = weight_places(model)
-    linears = LinearAdditions(model, language_model, mixers.values())
+    linears = LinearAdditions(model, language_model, mixers.values(), samples=samples)
     offered = call_extensions(
         "offer_step_part", _is_part,
         linears=linears, config=config, context=context, max_num_seqs=sequences_at_once(config, context),

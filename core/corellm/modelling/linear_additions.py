@@ -1,4 +1,4 @@
-"""Additions to the outputs of a decoder's linear layers: to each row of a step its own, as adapters of low rank are.
+"""Additions to the outputs of a model's linear layers: to each row of a step its own, as adapters of low rank are.
 
 Knows the layers by their names, also where packing or fusing has replaced them; knows neither rows nor what is added.
 """
@@ -6,7 +6,7 @@ Knows the layers by their names, also where packing or fusing has replaced them;
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
@@ -103,7 +103,7 @@ class AddedLinear(nn.Module):
 
 
 class LinearAdditions:
-    """The linear layers of a loaded model's decoder, to which additions can be attached.
+    """The linear layers of a loaded model, to which additions can be attached.
 
     A layer without an addition stays the object that it is: it runs no line of this.
 
@@ -111,13 +111,17 @@ class LinearAdditions:
         model: the model, after its layers were replaced by faster ones.
         decoder: the text decoder inside it.
         without: modules of the decoder whose layers are left out, as they run for each sequence alone.
+        samples: whether tokens are sampled of what the model's output layer returns.
 
     Attributes:
-        layers: those that have additions, by the names they were added under.
+        model, decoder, samples: as given.
+        layers: those of the decoder that have additions, by the names they were added under.
     """
 
-    def __init__(self, model: nn.Module, decoder: nn.Module, without: Iterable[nn.Module] = ()) -> None:
-        self._model = model
+    def __init__(
+        self, model: nn.Module, decoder: nn.Module, without: Iterable[nn.Module] = (), *, samples: bool = True
+    ) -> None:
+        self.model, self.decoder, self.samples = model, decoder, samples
         self._inside = set(decoder.modules()) - {inner for module in without for inner in module.modules()}
         self.layers: dict[str, AddedLinear] = {}
         self._is_closed = False
@@ -133,39 +137,61 @@ class LinearAdditions:
         Names are those of the loaded model's modules: `model.layers.0.self_attn.q_proj`. Left out are layers
         that several modules share, and those inside of layers that keep a state.
         """
-        return {name: place.size for name, place in self._places.items()}
+        return {name: place.size for name, place in self._places.items() if place.parent in self._inside}
+
+    @property
+    def outside(self) -> Mapping[str, LinearSize]:
+        """Widths of the linear layers outside of the decoder: of encoders, of what connects them, the output layer.
+
+        What their rows are, only those who run them know: `StepPart.encoding` and `StepPart.scoring` are around them.
+        """
+        decoders = set(self.decoder.modules())
+        return {name: place.size for name, place in self._places.items() if place.parent not in decoders}
+
+    def base(self, name: str) -> Callable[[Tensor], Tensor]:
+        """Return what computes a layer's outputs without additions: `[n, out_features]` of `[n, in_features]`."""
+        place = self._places[name]
+
+        def outputs(x: Tensor) -> Tensor:
+            layer = place.layer
+            whole: Tensor = (layer.linear if isinstance(layer, AddedLinear) else layer)(x)
+            return whole[:, place.outputs]
+
+        return outputs
 
     def add(self, name: str, addition: Addition) -> None:
         """Add to the outputs of a layer in every step; several additions run in the order of these calls.
 
         Args:
-            name: one of `sizes`.
-            addition: what to call. That steps run the layer on the rows of all their tokens is checked later in the
-                load.
+            name: one of `sizes` or `outside`.
+            addition: what to call. That steps run a decoder's layer on the rows of all their tokens is checked later in
+                the load.
 
         Raises:
-            ContractError: the decoder has no linear layer of this name, or the load is past `offer_step_part`.
+            ContractError: the model has no linear layer of this name, or the load is past `offer_step_part`.
         """
         if self._is_closed:
             raise ContractError(f"{name}: additions are attached in offer_step_part, before they are checked")
         if name not in self._places:
-            raise ContractError(f"{name!r} is no linear layer of the decoder{did_you_mean(name, self._places)}")
+            raise ContractError(f"{name!r} is no linear layer of the model{did_you_mean(name, self._places)}")
         place = self._places[name]
         layer = place.layer
         if not isinstance(layer, AddedLinear):
             layer = AddedLinear(layer)
             setattr(place.parent, place.child, layer)
         layer.add(place.outputs, addition)
-        self.layers[name] = layer
+        if place.parent in self._inside:
+            self.layers[name] = layer
 
     @cached_property
     def _places(self) -> dict[str, _Place]:
-        named = list(self._model.named_modules(remove_duplicate=False))
+        named = list(self.model.named_modules(remove_duplicate=False))
         uses = Counter(module for _, module in named)
+        left_out = set(self.decoder.modules()) - self._inside
         return {
             f"{prefix}.{name}" if prefix else name: place
             for prefix, parent in named
-            if parent in self._inside
+            if parent not in left_out
             for name, place in _linears_of(parent)
             if uses[parent] == uses[place.layer] == 1
         }

@@ -6,7 +6,7 @@ No torch here at run time: the scheduler reads placeholders, only the worker loo
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -69,6 +69,14 @@ class MultiModalFeature:
     """The item's tensors by name."""
     precomputed: bool = False
     """Whether `data` holds the embeddings themselves, so that no encoder runs."""
+    variant: str = ""
+    """What its encoder has that the model's own has not, as an extension names it; the identifier tells it apart."""
+
+    def of_variant(self, variant: str) -> MultiModalFeature:
+        """Return the item for an encoder of this variant; itself if none runs, or it is the model's own."""
+        if self.precomputed or not variant:
+            return self
+        return replace(self, identifier=f"{self.identifier}-{variant}", variant=variant)
 
 
 def embedded_spans(features: Iterable[MultiModalFeature]) -> list[tuple[int, int]]:

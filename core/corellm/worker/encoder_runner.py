@@ -7,6 +7,7 @@ and checks what it returns. A failing item fails alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -32,13 +33,20 @@ class EncoderRunner:
         model: the loaded model.
         width: of an embedding: the decoder's hidden size or more; None for that of the first item, a dummy at load.
         dtype, device: of the model.
+        around: returns what surrounds the encoders of a variant; the model's own have the variant "".
     """
 
     def __init__(
-        self, hooks: HookCallers, model: Any, width: int | None, dtype: torch.dtype, device: torch.device
+        self,
+        hooks: HookCallers,
+        model: Any,
+        width: int | None,
+        dtype: torch.dtype,
+        device: torch.device,
+        around: Callable[[str], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         self._hooks, self._model, self.width = hooks, model, width
-        self._dtype, self._device = dtype, device
+        self._dtype, self._device, self._around = dtype, device, around
         self._outputs: dict[str, Tensor] = {}
         self._failures: dict[str, CorellmError] = {}
         self._unsettled: list[tuple[Sequence[MultiModalFeature], Tensor]] = []
@@ -104,9 +112,9 @@ class EncoderRunner:
         """
         self._failures.clear()
         self._unsettled.clear()
-        kinds: dict[tuple[str, bool], list[MultiModalFeature]] = {}
+        kinds: dict[tuple[str, bool, str], list[MultiModalFeature]] = {}
         for feature in features:
-            kinds.setdefault((feature.modality, feature.precomputed), []).append(feature)
+            kinds.setdefault((feature.modality, feature.precomputed, feature.variant), []).append(feature)
         for group in kinds.values():
             for members in group_joinable([feature.data for feature in group]):
                 self._run_batch([group[i] for i in members])
@@ -147,9 +155,12 @@ class EncoderRunner:
         """Return what the adapter makes of the items; of precomputed ones, the embeddings that they are."""
         if features[0].precomputed:
             return [next(iter(feature.data.get_data().values())) for feature in features]
-        modality, joined = features[0].modality, self._joined(features)
-        outputs = self._graphs.run(modality, joined) if self._graphs is not None else None
-        return self._encode(modality, joined) if outputs is None else outputs
+        modality, variant, joined = features[0].modality, features[0].variant, self._joined(features)
+        outputs = self._graphs.run(modality, joined) if self._graphs is not None and not variant else None
+        if outputs is not None:
+            return outputs
+        with self._around(variant):
+            return self._encode(modality, joined)
 
     def _joined(self, features: Sequence[MultiModalFeature]) -> dict[str, Any]:
         return join_items([feature.data for feature in features], self._moved)

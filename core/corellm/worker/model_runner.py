@@ -7,9 +7,10 @@ Knows tensors and the adapter's hooks; knows nothing of queues, blocks' owners o
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -90,7 +91,7 @@ class ModelRunner:
         self.hooks, self.model, self._language_model = hooks, model, language_model
         self.kv_cache, self.backend = kv_cache, backend
         self.block_size, self.device, self._new_sampling = block_size, device, new_sampling
-        self.encoders = EncoderRunner(hooks, model, embedding_width, dtype, device)
+        self.encoders = EncoderRunner(hooks, model, embedding_width, dtype, device, self._encoding)
         self.sampler = Sampler(sample)
         self._states: dict[str, SequenceState] = {}
         self.graphs: DecodeGraphs | None = None
@@ -293,7 +294,7 @@ class ModelRunner:
         batch = self.lay_out(chunks, states)
         ending = [i for i, chunk in enumerate(chunks) if chunk.samples]
         graphs = self.graphs
-        if graphs is not None and graphs.fits(batch) and _is_plain_decode(chunks, states):
+        if graphs is not None and graphs.fits(batch) and self._is_replayable(chunks, states):
             logits = graphs.run(batch)
             # the scheduler knows nothing yet of chunks that failed before the forward pass
             is_whole = len(given) == len(step.batch.chunks)
@@ -306,9 +307,13 @@ class ModelRunner:
             self._add_prompt_logprobs(chunks, states, hidden, step.result)
             if not ending:
                 return
-            logits = self.logits(hidden if len(hidden) == len(outputs) else hidden[outputs])
+            sampled = hidden if len(hidden) == len(outputs) else hidden[outputs]
+            logits = self.score(sampled, [states[i] for i in ending])
         step.tokens = self.sampler.start(logits, [states[i].sampling for i in ending])
         step.chunks = [chunk for chunk in given if chunk.samples]
+
+    def _is_replayable(self, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> bool:
+        return _is_plain_decode(chunks, states) and all(part.is_replayable(states) for part in self.parts)
 
     def forward(self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> Tensor:
         """Return the hidden states of the flat batch, `[num_tokens, hidden_size]`, or of its outputs alone."""
@@ -366,6 +371,20 @@ class ModelRunner:
         """Return the logits of hidden states, `[num_seqs, vocab]`."""
         return self.hooks.compute_logits(model=self.model, hidden_states=hidden)
 
+    def score(self, hidden: Tensor, states: Sequence[SequenceState]) -> Tensor:
+        """Return the logits of hidden states of these sequences, one of each, or all of one."""
+        with ExitStack() as around:
+            for part in self.parts:
+                around.enter_context(part.scoring(states))
+            return self.logits(hidden)
+
+    @contextmanager
+    def _encoding(self, variant: str) -> Iterator[None]:
+        with ExitStack() as around:
+            for part in self.parts:
+                around.enter_context(part.encoding(variant))
+            yield
+
     def text_logits(self, batch: FlatBatch) -> Tensor:
         """Return the logits of every token of a batch without items: what a graph captures."""
         return self.logits(self._decode(batch, self.embed_text(batch.input_ids), {}))
@@ -386,7 +405,7 @@ class ModelRunner:
                 continue
             wanted = upload(np.array(targets, dtype=np.int64), self.device)
             result.prompt_logprobs[chunk.request_id] = prompt_logprobs(
-                self.logits, hidden[first : first + len(targets)], wanted, num_top
+                partial(self.score, states=[state]), hidden[first : first + len(targets)], wanted, num_top
             )
 
 

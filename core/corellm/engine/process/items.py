@@ -28,6 +28,7 @@ def pack_items(features: Sequence[MultiModalFeature]) -> tuple[list[Item], int |
             feature.identifier,
             feature.placeholder,
             feature.precomputed,
+            feature.variant,
             {name: (elem.field, memory.refer(elem.data)) for name, elem in feature.data.items()},
         )
         for feature in features
@@ -51,6 +52,7 @@ def unpack_items(items: Sequence[Item], file: int | None) -> list[MultiModalFeat
                 }
             ),
             item.precomputed,
+            item.variant,
         )
         for item in items
     ]

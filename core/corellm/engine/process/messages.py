@@ -46,6 +46,7 @@ class Item(msgspec.Struct, array_like=True):
     identifier: str
     placeholder: PlaceholderRange
     precomputed: bool
+    variant: str
     tensors: dict[str, tuple[MultiModalField, Any]]
 
 

@@ -56,6 +56,22 @@ class StepPart:
         """Return what surrounds the decoder, and yields further arguments of it."""
         return nullcontext({})
 
+    def encoding(self, variant: str) -> AbstractContextManager[object]:
+        """Return what surrounds encoders on items of one variant (`PromptKey.variant`), before the decoder runs."""
+        return nullcontext()
+
+    def is_replayable(self, states: Sequence[SequenceState]) -> bool:
+        """Whether a captured step, once `lay_out` has run, does all that the part does for these sequences."""
+        return True
+
+    def scoring(self, states: Sequence[SequenceState]) -> AbstractContextManager[object]:
+        """Return what surrounds the output layer in a step that is not captured.
+
+        Args:
+            states: whose hidden states it gets, one for each row; or one for all rows.
+        """
+        return nullcontext()
+
     def attention(self, batch: FlatBatch) -> Mapping[str, Any]:
         """Return fields of the step's `PagedAttention`."""
         return {}

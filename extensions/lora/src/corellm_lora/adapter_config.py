@@ -27,14 +27,15 @@ _WITHOUT_EFFECT = frozenset(
 )  # fmt: skip
 """Fields that change no output of an adapter whose factors are in its file."""
 _READ = frozenset(
-    {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias", "init_lora_weights"}
-)
+    {
+        "peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias", "init_lora_weights",
+        "use_dora", "lora_bias", "modules_to_save", "trainable_token_indices",
+    }
+)  # fmt: skip
 _PLAIN_INITS = (None, True, False, "gaussian", "eva", "orthogonal")
 """Ways of making the first factors that leave the base model's weights as they are."""
+_BIASES = ("none", "all", "lora_only")
 _REASONS = {
-    "use_dora": "DoRA cannot be served; merge the adapter into the checkpoint (peft: merge_and_unload)",
-    "modules_to_save": "whole modules beside the factors cannot be served; merge the adapter into the checkpoint",
-    "trainable_token_indices": "embeddings of single tokens cannot be served; merge the adapter into the checkpoint",
     "target_parameters": "parameters outside of linear layers cannot have adapters; merge the adapter",
     "layer_replication": "layers of the base model cannot be replicated; save the model with its copies",
 }
@@ -52,6 +53,12 @@ class AdapterConfig:
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     """Ranks of modules whose name ends in what the key matches."""
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+    use_dora: bool = False
+    lora_bias: bool = False
+    modules_to_save: tuple[str, ...] = ()
+    """Modules that were trained whole, by the ends of their names."""
+    token_indices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Tokens whose embeddings were trained, by the end of the name of a module; "" for that of all tokens."""
 
     @classmethod
     def of(cls, stated: Mapping[str, Any], where: str) -> Self:
@@ -69,8 +76,8 @@ class AdapterConfig:
         for name, value in stated.items():
             if value and name not in _WITHOUT_EFFECT and name not in _READ:
                 raise refusal(where, f"{name}={value!r:.60}: {_REASONS.get(name, _UNKNOWN)}")
-        if stated.get("bias", "none") != "none":
-            raise refusal(where, f"bias={stated['bias']!r:.60}: biases cannot be replaced; train with bias='none'")
+        if (bias := stated.get("bias", "none")) not in _BIASES:
+            raise refusal(where, f"bias must be one of {', '.join(_BIASES)}, got {bias!r:.60}")
         if (init := stated.get("init_lora_weights")) not in _PLAIN_INITS:
             raise refusal(
                 where,
@@ -81,7 +88,19 @@ class AdapterConfig:
         r, alpha = stated.get("r"), stated.get("lora_alpha", 8)
         for name, value in (("r", r), ("lora_alpha", alpha)):
             _check_number(name, value, where)
-        return cls(int(r or 0), float(alpha), bool(stated.get("use_rslora")), ranks, alphas)
+        flags = {name: bool(stated.get(name)) for name in ("use_rslora", "use_dora", "lora_bias")}
+        saved = stated.get("modules_to_save") or ()
+        if not isinstance(saved, (list, tuple)) or not all(isinstance(name, str) for name in saved):
+            raise refusal(where, f"modules_to_save must be a list of names, got {saved!r:.60}")
+        return cls(
+            int(r or 0), float(alpha), rank_pattern=ranks, alpha_pattern=alphas, modules_to_save=tuple(saved),
+            token_indices=_token_indices(stated.get("trainable_token_indices") or {}, where), **flags,
+        )  # fmt: skip
+
+    def tokens_of(self, module: str) -> tuple[int, ...]:
+        """Return the tokens whose embeddings in a module were trained."""
+        names = (name for name in self.token_indices if not name or f".{module}".endswith(f".{name}"))
+        return next((self.token_indices[name] for name in names), ())
 
     def rank_of(self, module: str) -> int:
         """Return the rank of a module's factors."""
@@ -91,6 +110,14 @@ class AdapterConfig:
         """Return what the product of a module's factors is multiplied by."""
         rank = self.rank_of(module)
         return _matched(self.alpha_pattern, module, self.lora_alpha) / (math.sqrt(rank) if self.use_rslora else rank)
+
+
+def _token_indices(stated: Any, where: str) -> Mapping[str, tuple[int, ...]]:
+    by_module = stated if isinstance(stated, Mapping) else {"": stated}
+    for name, tokens in by_module.items():
+        if not isinstance(tokens, (list, tuple)) or not all(type(token) is int for token in tokens):
+            raise refusal(where, f"trainable_token_indices must be integers, got {tokens!r:.60} for {name!r:.60}")
+    return {name: tuple(tokens) for name, tokens in by_module.items()}
 
 
 def _matched(pattern: Mapping[str, float], module: str, otherwise: float) -> float:

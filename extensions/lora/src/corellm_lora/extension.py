@@ -32,11 +32,12 @@ class LoRA:
         if not config.model.enable_lora:
             return None
         from corellm_lora.adapters import Adapters
-        from corellm_lora.terms import Terms
+        from corellm_lora.targets import Targets
+        from corellm_lora.weights import Weights
 
         model = config.model
-        terms = Terms(model.max_loras, model.max_lora_rank, dict(linears.sizes))
-        terms.note(context.findings)
-        return Adapters(
-            terms, linears, context.device, context.dtype, most_rows, model.max_cpu_loras or model.max_loras
-        )
+        most = model.max_loras, model.max_lora_rank
+        tied = bool(getattr(context.hf_config, "tie_word_embeddings", False))
+        weights = Weights(Targets(linears, tied, *most), linears, context.dtype, context.device, *most)
+        most_kept = model.max_cpu_loras or model.max_loras
+        return Adapters(weights, context.device, most_rows, most_kept, context.findings)

@@ -50,6 +50,10 @@ class AdapterKey:
             raise InvalidParameterError(f"lora_request must be a LoRARequest, got {value!r:.100}", param=KEY)
         return plain(self._files(value, terms), value.lora_name)
 
+    def variant(self, read: Mapping[str, Any]) -> str:
+        """Return the adapter's digest, if embeddings of items depend on it; they are other requests', too, if not."""
+        return str(read["variant"])
+
     def around(self, part: RequestPart, read: Mapping[str, Any]) -> RequestPart:
         """Return the request's part with its adapter."""
         return AdapterOf(part, dict(read), self._terms.max_loras)

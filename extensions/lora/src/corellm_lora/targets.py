@@ -1,0 +1,119 @@
+"""The modules of a loaded model that adapters may change: its linear layers, embeddings, and what its encoders are of.
+
+What belongs to encoders is seen when they run on dummy items at load. Knows modules and names; knows no adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from corellm.modelling.linear_additions import LinearAdditions
+from corellm_lora.terms import Terms, tower_of
+
+
+class Targets:
+    """The modules.
+
+    Args:
+        linears: of the model.
+        tied: whether its output layer has the embeddings of tokens for its weight.
+        max_loras, max_rank: see `Terms`.
+    """
+
+    def __init__(self, linears: LinearAdditions, tied: bool, max_loras: int, max_rank: int) -> None:
+        self._linears, self._tied, self._most = linears, tied, (max_loras, max_rank)
+        inside = set(linears.decoder.modules())
+        self._outside = {name: module for name, module in linears.model.named_modules() if module not in inside}
+        self.table = self._named(_embeddings(linears.model))
+        self.output = self._named(_output_layer(linears.model)) if linears.samples else ""
+        self._ran: set[str] = set()
+        """Names of modules that ran in encoders."""
+        watched = {**self._outside, **({self.table: linears.model.get_submodule(self.table)} if self.table else {})}
+        self._watch = [
+            module.register_forward_pre_hook(partial(self._note, name)).remove for name, module in watched.items()
+        ]
+        self.is_encoding = False
+
+    def close(self) -> None:
+        """Watch no more."""
+        for remove in self._watch:
+            remove()
+        self._watch.clear()
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether it is still being seen what encoders run."""
+        return bool(self._watch)
+
+    def linear_ran(self, name: str) -> None:
+        """Note that a linear layer ran, which may have been joined with others."""
+        if self.is_encoding:
+            self._ran.add(name)
+
+    def terms(self) -> Terms:
+        """Return what adapters must keep to, by what has been seen."""
+        outside = {name: size for name, size in self._linears.outside.items() if name != self.output}
+        towers = set(map(tower_of, self._ran - {self.table}))
+        parameters = {
+            name: {own: tuple(parameter.shape) for own, parameter in module._parameters.items() if parameter is not None}
+            for name, module in self._others(outside)
+            if tower_of(name) in towers
+        }
+        model, output = self._linears.model, self._linears.outside.get(self.output)
+        return Terms(
+            *self._most,
+            dict(self._linears.sizes),
+            {name: size for name, size in outside.items() if name in self._ran},
+            {name: shapes for name, shapes in parameters.items() if shapes},
+            tuple(name for name in outside if tower_of(name) in towers and self._never_runs(name)),
+            {} if output is None else {self.output: output},
+            {self.table: tuple(model.get_submodule(self.table).weight.shape)} if self.table else {},  # type: ignore
+            self._tied,
+            self.table in self._ran,
+        )
+
+    def module(self, name: str) -> nn.Module:
+        """Return a module."""
+        return self._linears.model.get_submodule(name)
+
+    def _note(self, name: str, module: nn.Module, args: Any) -> None:
+        if self.is_encoding:
+            self._ran.add(name)
+
+    def _named(self, wanted: nn.Module | None) -> str:
+        return next((name for name, module in self._linears.model.named_modules() if module is wanted), "")
+
+    def _others(self, linears: Any) -> Iterator[tuple[str, nn.Module]]:
+        """Yield modules outside of the decoder that are no linear layers."""
+        layers = tuple(f"{name}." for name in (*linears, self.output))
+        for name, module in self._outside.items():
+            if not f"{name}.".startswith(layers) and not hasattr(module, "in_features"):
+                yield name, module
+
+    def _never_runs(self, name: str) -> bool:
+        """Whether neither a layer nor the module around it ran, which may have read its weight."""
+        parent = name.rpartition(".")[0]
+        while isinstance(self._outside.get(parent), (nn.ModuleList, nn.ModuleDict)):
+            parent = parent.rpartition(".")[0]
+        return name not in self._ran and parent not in self._ran
+
+
+def _embeddings(model: nn.Module) -> nn.Module | None:
+    """Return the embeddings of tokens, if they are a plain table."""
+    found = _called(getattr(model, "get_input_embeddings", None))
+    return found if isinstance(found, nn.Embedding) else None
+
+
+def _output_layer(model: nn.Module) -> nn.Module | None:
+    return _called(getattr(model, "get_output_embeddings", None))
+
+
+def _called(get: Callable[[], nn.Module | None] | None) -> nn.Module | None:
+    try:
+        return None if get is None else get()
+    except NotImplementedError:  # transformers' way to say that there is none
+        return None

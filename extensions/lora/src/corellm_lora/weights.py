@@ -1,0 +1,184 @@
+"""The weights of adapters that run, by slot: factors in memory that stays where it is, and whatever else they change.
+
+Knows layers, slots and rows; knows neither requests nor files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from corellm.modelling.linear_additions import AddLowRank, LinearAdditions
+from corellm.plugin.extensions import call_extensions, first_result
+from corellm_lora.adapter_files import Values
+from corellm_lora.changes import OWN
+from corellm_lora.linear_change import LinearChanges
+from corellm_lora.low_rank import Slots, add_low_rank
+from corellm_lora.rows import Places, Rows
+from corellm_lora.table_change import TableChange
+from corellm_lora.targets import Targets
+
+
+class RowChange(Protocol):
+    """Changes some rows of a module's output in place."""
+
+    def __call__(self, x: Tensor, output: Tensor, rows: Places, /) -> None:
+        """Change them; `x` is what the module was given."""
+        ...
+
+
+class Weights:
+    """What adapters change of a model.
+
+    Args:
+        targets: the model's modules.
+        linears: its linear layers.
+        dtype, device: of the model.
+        max_loras, max_rank: of adapters that run.
+
+    Attributes:
+        embedded, decoded, scored: the rows of the next run of the embeddings, the decoder and the output layer.
+        changed: slots that change more of these than factors do.
+    """
+
+    embedded: Rows
+    decoded: Rows
+    scored: Rows
+
+    def __init__(
+        self,
+        targets: Targets,
+        linears: LinearAdditions,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_loras: int,
+        max_rank: int,
+    ) -> None:
+        self.targets, self.num_slots, self.changed = targets, max_loras + 1, set[int]()
+        self._dtype, self._device = dtype, device
+        self._encoded: Rows | None = None
+        self._encodes_slot = 0
+        offered = first_result("register_low_rank", callable, device=device, dtype=dtype)
+        self._add_low_rank: AddLowRank = offered or add_low_rank
+        self._slots: dict[str, Slots] = {}
+        self._made: dict[str, LinearChanges] = {}
+        self._changes: dict[str, dict[int, RowChange]] = {}
+        """Changes beside factors, by module and slot."""
+        self._parameters: dict[int, list[tuple[nn.Module, str, nn.Parameter]]] = {}
+        """Encoders' parameters of each slot."""
+        self._outside = frozenset(linears.outside) - {targets.output}
+        for name, size in {**linears.sizes, **linears.outside}.items():
+            self._slots[name] = Slots(self.num_slots, max_rank, *size, dtype, device)
+            self._made[name] = LinearChanges(linears.base(name), size.in_features, dtype, device, self._served)
+            linears.add(name, partial(self._add, name, self._rows_of(name)))
+        if targets.table:
+            targets.module(targets.table).register_forward_hook(self._embed)
+
+    def fill(self, slot: int, values: Mapping[str, Values]) -> None:
+        """Put an adapter's tensors, by module, into a slot."""
+        self._clear(slot)
+        for name, of_module in values.items():
+            if name in self._slots:
+                self._fill_linear(slot, name, of_module)
+            elif name == self.targets.table:
+                change = TableChange.of(of_module, self.targets.module(name), self._add_low_rank)
+                self._change(slot, name, change)
+            else:
+                self._parameters.setdefault(slot, []).extend(self._own(name, of_module))
+
+    @contextmanager
+    def encoding(self, slot: int) -> Iterator[None]:
+        """Have encoders run with what is in a slot."""
+        changed = {slot for of_slot in self._changes.values() for slot in of_slot}
+        self._encoded, self.targets.is_encoding = Rows.all_of(slot, changed, self._device), True
+        self._encodes_slot = slot
+        parameters = self._parameters.get(slot, ())
+        before = [module._parameters[name] for module, name, _ in parameters]
+        try:
+            for module, name, parameter in parameters:
+                module._parameters[name] = parameter
+            yield
+        finally:
+            for (module, name, _), parameter in zip(parameters, before, strict=True):
+                module._parameters[name] = parameter
+            self._encoded, self.targets.is_encoding = None, False
+
+    def _clear(self, slot: int) -> None:
+        self.changed.discard(slot)
+        self._parameters.pop(slot, None)
+        for slots in self._slots.values():
+            slots.clear(slot)
+        for changes in self._changes.values():
+            changes.pop(slot, None)
+
+    def _fill_linear(self, slot: int, name: str, values: Values) -> None:
+        tensors, factor = values.tensors, None
+        change = self._made[name].change(values)
+        if change is not None:
+            self._change(slot, name, change)
+            factor = change.factor
+        if "a" in tensors:
+            b = tensors["b"].to(self._device).float()
+            self._slots[name].fill(slot, tensors["a"], b if factor is None else b * factor[:, None], values.scale)
+
+    def _change(self, slot: int, name: str, change: RowChange) -> None:
+        self._changes.setdefault(name, {})[slot] = change
+        if name not in self._outside:
+            self.changed.add(slot)
+
+    def _own(self, name: str, values: Values) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+        """Yield what takes the place of a module's parameters while encoders run."""
+        module = self.targets.module(name)
+        for part, tensor in values.tensors.items():
+            own = part.removeprefix(OWN)
+            like: Any = module._parameters[own]
+            yield module, own, nn.Parameter(tensor.to(like.device, like.dtype), requires_grad=False)
+
+    def _rows_of(self, name: str) -> Callable[[], Rows | None]:
+        """Return what finds the rows of a layer when it runs."""
+        if name in self._outside:
+            return partial(self._encoder_rows, name)
+        return (lambda: self.scored) if name == self.targets.output else (lambda: self.decoded)
+
+    def _encoder_rows(self, name: str) -> Rows | None:
+        """Return the rows of a layer of encoders; None where they run without an adapter, or another module runs it."""
+        self.targets.linear_ran(name)
+        return self._encoded if self._encoded is not None and self._encodes_slot else None
+
+    def _add(self, name: str, find_rows: Callable[[], Rows | None], x: Tensor, output: Tensor) -> None:
+        rows, slots = find_rows(), self._slots[name]
+        if rows is None:
+            return
+        if rows.groups and name in self._changes:
+            self._run_changes(name, rows, x, output)
+        self._add_low_rank(x, output, slots.a, slots.b, slots.ranks, rows.slot_of_row(len(x)))
+
+    def _run_changes(self, name: str, rows: Rows, x: Tensor, output: Tensor) -> None:
+        changes = self._changes[name]
+        for slot, places in rows.groups.items():
+            if slot in changes:
+                changes[slot](x, output, places)
+
+    def _embed(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        """Change the embeddings of tokens, where adapters do."""
+        rows = self.embedded if self._encoded is None else self._encoded
+        if rows.groups and self.targets.table in self._changes:
+            self._run_changes(self.targets.table, rows, args[0].reshape(-1), output.view(-1, output.shape[-1]))
+        return output
+
+    def _served(self, linear: nn.Linear) -> nn.Module:
+        """Return a layer as those of the model are computed: each row's sums in one order, where kernels do so."""
+        from corellm.loading.packed_linear import pack_linears, packing_helps
+
+        holder = nn.ModuleDict({"linear": linear})
+        call_extensions(
+            "fuse_layers", lambda result: True, model=holder, device=self._device, dtype=self._dtype, quantization=None
+        )
+        if packing_helps(self._dtype, self._device):
+            pack_linears(holder)
+        return holder["linear"]
