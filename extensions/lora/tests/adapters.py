@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,15 +19,25 @@ from corellm_testing.reference import Continuation, generate_one
 
 
 def save_adapter(path: Path, model: Any, seed: int, **config: Any) -> LoRARequest:
-    """Write an adapter with random factors into a directory; `config` are fields of PEFT's `LoraConfig`."""
-    with torch.random.fork_rng():
+    """Write an adapter with random weights into a directory; `config` are fields of PEFT's `LoraConfig`."""
+    with torch.random.fork_rng(), torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="peft")  # that embeddings are saved, or not tied
         torch.manual_seed(seed)
         wrapped = peft.get_peft_model(
-            model, peft.LoraConfig(**{"init_lora_weights": False, "lora_alpha": 32, **config})
+            copy.deepcopy(model), peft.LoraConfig(**{"init_lora_weights": False, "lora_alpha": 32, **config})
         )
-    wrapped.save_pretrained(path)
-    wrapped.unload()
+        for name, parameter in wrapped.named_parameters():
+            if parameter.requires_grad and not re.search(r"lora_(embedding_)?[AB]", name):  # else it is the model's own
+                parameter += 0.4 * parameter.std(unbiased=False).clamp(min=0.1) * torch.randn_like(parameter)
+        wrapped.save_pretrained(path)
     return LoRARequest(path.name, seed + 1, str(path))
+
+
+def with_adapter(model: Any, adapter: LoRARequest) -> Any:
+    """A copy of a model with an adapter that PEFT reads from its files."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="peft")  # that embeddings are tied, or are not
+        return peft.PeftModel.from_pretrained(copy.deepcopy(model), adapter.lora_path).eval()
 
 
 @dataclass(frozen=True)
@@ -57,14 +70,10 @@ class Adapted:
         """What PEFT's `generate` gives for inputs of transformers, each with its adapter."""
         found: dict[int, Continuation] = {}
         for name in dict.fromkeys(name for _, name in inputs):
-            model = self.reference
-            if name is not None:
-                model = peft.PeftModel.from_pretrained(self.reference, self.adapters[name].lora_path).eval()
+            model = self.reference if name is None else with_adapter(self.reference, self.adapters[name])
             for number, (given, own) in enumerate(inputs):
                 if own == name:
                     found[number] = generate_one(model, given, length)
-            if name is not None:
-                model.unload()
         return [found[number] for number in range(len(inputs))]
 
 

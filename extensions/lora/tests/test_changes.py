@@ -1,0 +1,95 @@
+"""What adapters change beside factors: embeddings, the output layer, magnitudes, biases; tokens are those of PEFT."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from corellm import LLM, SamplingParams
+from corellm.text_models.tiny import make_tiny_checkpoint
+from corellm_kernels.cpu import library
+from corellm_testing.reference import Continuation
+from extensions.lora.tests.adapters import Adapted
+from tests.text_models.parity import PROMPTS
+
+LENGTH = 10
+CONFIGS: dict[str, dict[str, Any]] = {
+    "embeddings": {"target_modules": ["embed_tokens", "v_proj"], "r": 4},
+    "head": {"target_modules": ["lm_head"], "r": 6},
+    "both": {"target_modules": ["q_proj", "lm_head", "embed_tokens"], "use_rslora": True, "r": 2},
+    "whole": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"], "ensure_weight_tying": True},
+    "table": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+    "layer": {"target_modules": ["q_proj"], "modules_to_save": ["v_proj"]},
+    "tokens": {"target_modules": ["q_proj"], "trainable_token_indices": list(range(300, 90, -3))},
+    "others": {"target_modules": ["q_proj"], "trainable_token_indices": {"embed_tokens": [97, 101], "lm_head": [120]}},
+    "dora": {"target_modules": ["q_proj", "v_proj", "down_proj", "gate_proj"], "use_dora": True, "r": 3},
+    "biases": {"target_modules": ["q_proj"], "bias": "all"},
+    "lora_bias": {"target_modules": ["q_proj", "o_proj"], "lora_bias": True},
+}
+NAMES = (None, *CONFIGS)
+ENGINES: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "chunks": {"max_num_batched_tokens": 16, "max_loras": 2, "max_cpu_loras": 3},
+    "eager, unfused": {"enforce_eager": True, "fuse_layers": False},
+}
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def llama(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Adapted:
+    """A tiny Llama with biases, and its adapters."""
+    folder = tmp_path_factory.mktemp("llama")
+    path = make_tiny_checkpoint(
+        folder / "model", intermediate_size=96, num_key_value_heads=2, attention_bias=True,
+        tie_word_embeddings=request.param,
+    )  # fmt: skip
+    return Adapted.made(folder, path, transformers.LlamaForCausalLM, CONFIGS)
+
+
+@pytest.fixture(scope="module")
+def wanted(llama: Adapted) -> list[Continuation]:
+    """What PEFT generates for one prompt with each adapter."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(llama.path)
+    inputs = tokenizer(PROMPTS[2], return_tensors="pt")
+    return llama.wanted([(inputs, name) for name in NAMES], LENGTH)
+
+
+def generate(llm: LLM, llama: Adapted, *names: str | None) -> list[tuple[list[int], list[float], list[float]]]:
+    """Tokens, their log-probabilities and those of the prompt's to the last bit, of requests that run together."""
+    params = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True, logprobs=0, prompt_logprobs=0)
+    outputs = llm.generate([PROMPTS[2]] * len(names), params, use_tqdm=False, lora_request=llama.requests(names))
+    found = []
+    for output in outputs:
+        (completion,) = output.outputs
+        steps = zip(completion.logprobs or (), completion.token_ids, strict=True)
+        own = [step[token].logprob for step, token in steps]
+        asked = [next(iter(step.values())).logprob for step in (output.prompt_logprobs or ())[1:] if step]
+        found.append((list(completion.token_ids), own, asked))
+    return found
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_tokens_equal_pefts(llama: Adapted, wanted: list[Continuation], name: str) -> None:
+    """All in one batch, where steps are captured for those with factors alone."""
+    with LLM(
+        str(llama.path), **{"dtype": "float32", "max_model_len": 120, "max_loras": 11, "enable_lora": True} | ENGINES[name]
+    ) as llm:
+        for adapter, found, want in zip(NAMES, generate(llm, llama, *NAMES), wanted, strict=True):
+            assert found[0] == want.token_ids, adapter
+            assert found[1] == pytest.approx(want.logprobs, abs=2e-4), adapter
+    assert len({str(want.logprobs) for want in wanted}) == len(NAMES)
+
+
+@pytest.mark.parametrize("options", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"quantization": "int8"}], ids=str)
+def test_results_are_the_requests_own(llama: Adapted, options: dict[str, Any]) -> None:
+    """Alone and among requests with other adapters, bit for bit; each adapter makes a difference."""
+    if library.unavailable() is not None:
+        pytest.skip("torch's products depend on the number of rows")
+    given = {"max_model_len": 120, "max_loras": 11, "enable_lora": True, "enable_prefix_caching": False, **options}
+    with LLM(str(llama.path), **given) as llm:
+        together = generate(llm, llama, *NAMES)
+        for name, numbers in zip(NAMES, together, strict=True):
+            assert generate(llm, llama, name) == [numbers], name
+    assert len({str(numbers) for numbers in together}) == len(NAMES)

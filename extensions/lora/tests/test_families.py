@@ -1,0 +1,165 @@
+"""Adapters of towers, projectors, whole modules, embeddings and the output layer give the tokens that PEFT generates.
+
+Each family's tiny checkpoint is loaded once, and one batch mixes eight adapters with requests that have none.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corellm import LLM, LoRARequest, SamplingParams
+from corellm_kernels.cpu import library
+from corellm_testing.reference import Continuation, Reference
+from extensions.lora.tests.adapters import save_adapter, with_adapter
+from tests.fixtures import random_image
+
+LENGTH = 8
+SECOND = (None, "decoder", "tower", "all")
+"""Adapters that have two images."""
+ITEMS = ("tower", "all", "projector", "dora")
+"""Adapters that embeddings of images depend on."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family's tiny checkpoint, and what its modules are called."""
+
+    plugin: str
+    contract: str
+    text: str
+    tower: str
+    """Linear layers of an encoder, as a regular expression."""
+    projector: str
+    """A module that is saved whole."""
+    decoder: str = r".*language_model.*\.(q_proj|v_proj)"
+    table: str = "embed_tokens"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def configs(self) -> dict[str, dict[str, Any]]:
+        """Fields of PEFT's configurations, by adapter."""
+        own = {"target_modules": self.decoder, "r": 4}
+        return {
+            "decoder": own,
+            "another": {**own, "r": 8},
+            "tower": {"target_modules": self.tower, "r": 4},
+            "all": {"target_modules": "all-linear", "r": 3, "lora_alpha": 8},
+            "projector": {**own, "modules_to_save": [self.projector]},
+            "dora": {"target_modules": f"{self.decoder}|{self.tower}", "use_dora": True, "r": 2},
+            "head": {**own, "modules_to_save": ["lm_head", self.table]},
+            "tokens": {**own, "trainable_token_indices": list(range(3, 60, 2))},
+        }
+
+
+FAMILIES = {
+    "llava": Family(
+        "llava", "TestLlava", "USER: <image>\nWhat is this? ASSISTANT:",
+        r".*vision_tower.*(q_proj|fc1|out_proj)|.*multi_modal_projector.linear_1", "multi_modal_projector",
+    ),
+    "blip2": Family(
+        "blip2", "TestBlip2", "Question: What is this? Answer:",
+        r".*vision_model.*(qkv|fc1|projection)|.*qformer.*attention.(query|key)|.*_query.dense", "language_projection",
+    ),
+    "fuyu": Family(
+        "fuyu", "TestFuyu", "What is this?\n", ".*vision_embed_tokens", "vision_embed_tokens",
+        r".*language_model.*\.(query_key_value|dense)", "language_model.embed_tokens",
+    ),
+    "gemma3": Family(
+        "gemma3", "TestGemma3", "<start_of_image> What is this?",
+        r".*vision_tower.*(q_proj|fc1|out_proj)", "multi_modal_projector",
+    ),
+    "paligemma": Family(
+        "paligemma", "TestPaliGemma", "<image>What is this?",
+        r".*vision_tower.*(q_proj|fc1|out_proj)|.*multi_modal_projector.linear", "multi_modal_projector",
+    ),
+    "qwen2_5_vl": Family(
+        "qwen_vl", "TestQwen2_5VL", "<|vision_start|><|image_pad|><|vision_end|>What is this?",
+        r".*visual.*(qkv|gate_proj|attn.proj)|.*visual.merger.mlp.[02]", "merger",
+        options={"architecture": "Qwen2_5_VLForConditionalGeneration"},
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A tiny checkpoint with adapters, and what PEFT generates."""
+
+    path: Path
+    text: str
+    images: list[Any]
+    requests: list[tuple[str | None, int]]
+    """Adapter and image of each."""
+    adapters: Mapping[str, LoRARequest]
+    wanted: list[Continuation]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def adapted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Adapted:
+    """One family after the other."""
+    family = FAMILIES[request.param]
+    folder = tmp_path_factory.mktemp(request.param)
+    make = importlib.import_module(f"corellm_{family.plugin}.tiny").make_tiny_checkpoint
+    contract = importlib.import_module(f"corellm_{family.plugin}.contract")
+    path = make(folder / "model", **dict(family.options))
+    reference = getattr(contract, family.contract).reference(path)
+    adapters = {
+        name: save_adapter(folder / name, reference.model, seed, **config)
+        for seed, (name, config) in enumerate(family.configs().items())
+    }
+    images = [random_image(40, 30, seed) for seed in (1, 2)]
+    requests = [(name, image) for name in (None, *adapters) for image in (0, 1) if image == 0 or name in SECOND]
+    wanted = []
+    for name in (None, *adapters):
+        given = [(family.text, images[image]) for own, image in requests if own == name]
+        wanted += wanted_of(reference, None if name is None else adapters[name], given)
+    reference.close()
+    return Adapted(path, family.text, images, requests, adapters, wanted)
+
+
+def wanted_of(reference: Reference, adapter: LoRARequest | None, given: Sequence[Any]) -> list[Continuation]:
+    """What `generate` gives for texts with images, with an adapter that PEFT reads from its files."""
+    base = reference.model
+    if adapter is not None:
+        reference.model = with_adapter(base, adapter)
+    try:
+        return [reference.generate(text, {"image": [image]}, {}, LENGTH) for text, image in given]
+    finally:
+        reference.model = base
+
+
+def numbers_of(output: Any) -> tuple[list[int], list[float]]:
+    """An output's tokens, and their log-probabilities to the last bit."""
+    (completion,) = output.outputs
+    steps = zip(completion.logprobs, completion.token_ids, strict=True)
+    return list(completion.token_ids), [step[token].logprob for step, token in steps]
+
+
+def test_tokens_equal_pefts(adapted: Adapted) -> None:
+    """Eight adapters and none in one batch; then each request alone, bit for bit the same; images are shared."""
+    params = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True, logprobs=0)
+    prompts = [
+        {"prompt": adapted.text, "multi_modal_data": {"image": adapted.images[image]}} for _, image in adapted.requests
+    ]
+    adapters = [None if name is None else adapted.adapters[name] for name, _ in adapted.requests]
+    with LLM(str(adapted.path), dtype="float32", max_model_len=256, enable_lora=True, max_loras=8, encoder_cache_size=2048) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False, lora_request=adapters)
+        encoded = llm.engine.scheduler.encoder_cache.misses
+        for (name, image), output, want in zip(adapted.requests, outputs, adapted.wanted, strict=True):
+            tokens, logprobs = numbers_of(output)
+            assert output.prompt_token_ids == want.prompt_token_ids
+            assert tokens == want.token_ids, (name, image)
+            assert logprobs == pytest.approx(want.logprobs, abs=2e-4), (name, image)
+        if library.unavailable() is None:
+            for prompt, adapter, output in zip(prompts, adapters, outputs, strict=True):
+                (alone,) = llm.generate([prompt], params, use_tqdm=False, lora_request=adapter)
+                assert numbers_of(alone) == numbers_of(output)
+    changing = {name for name, adapter in adapted.adapters.items() if name in ITEMS}
+    shared = {(None if name not in changing else name, image) for name, image in adapted.requests}
+    assert encoded == len(shared)
+    firsts = [want.logprobs for (_, image), want in zip(adapted.requests, adapted.wanted, strict=True) if image == 0]
+    assert len({str(logprobs) for logprobs in firsts}) == 9
