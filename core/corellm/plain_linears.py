@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,14 @@ class JoinedOutputs(NamedTuple):
     """Name of the joined layer in the module."""
     outputs: slice
     """Which of its outputs."""
+
+
+@runtime_checkable
+class AsLinear(Protocol):
+    """A layer that is a linear one on other rows, as a convolution over patches is."""
+
+    as_linear: str
+    """Name of the child that is the linear layer. Its weight is the layer's own, each output's numbers in one row."""
 
 
 def plain_linears(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:

@@ -111,6 +111,10 @@ class AdapterKey:
             raise PromptError(f"adapter must be one of {', '.join(sorted(self._digests))}, got {value!r:.100}")
         return value
 
+    def variant(self, read: str) -> str:
+        """Return nothing: encoders are the model's own."""
+        return ""
+
     def around(self, part: RequestPart, read: str) -> RequestPart:
         """Return the request's part with its adapter."""
         return AdapterOf(part, read, self._digests[read], self._most)

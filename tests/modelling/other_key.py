@@ -27,6 +27,10 @@ class OtherKey:
         """Return whether it is anything."""
         return bool(value)
 
+    def variant(self, read: bool) -> str:
+        """Return nothing: encoders are the model's own."""
+        return ""
+
     def around(self, part: RequestPart, read: bool) -> RequestPart:
         """Return the request's part, held by another."""
         return Other(part)

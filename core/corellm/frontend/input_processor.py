@@ -185,7 +185,8 @@ class InputProcessor:
             }
             processed = self.process_fields(fields if priority is None else {**fields, "priority": priority})
             processed.extra |= extra
-            variant = "-".join(filter(None, (self._extensions_keys[name].variant(read) for name, read in extra.items())))
+            variants = (self._extensions_keys[name].variant(read) for name, read in extra.items())
+            variant = "-".join(filter(None, variants))
             processed.features = [feature.of_variant(variant) for feature in processed.features]
             return processed
 

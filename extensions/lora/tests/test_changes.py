@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 
 from corellm import LLM, SamplingParams
 from corellm.text_models.tiny import make_tiny_checkpoint
 from corellm_kernels.cpu import library
 from corellm_testing.reference import Continuation
-from extensions.lora.tests.adapters import Adapted
+from extensions.lora.tests.adapters import Adapted, with_adapter
 from tests.text_models.parity import PROMPTS
 
 LENGTH = 10
@@ -20,7 +20,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "embeddings": {"target_modules": ["embed_tokens", "v_proj"], "r": 4},
     "head": {"target_modules": ["lm_head"], "r": 6},
     "both": {"target_modules": ["q_proj", "lm_head", "embed_tokens"], "use_rslora": True, "r": 2},
-    "whole": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"], "ensure_weight_tying": True},
+    "whole": {
+        "target_modules": ["q_proj"],
+        "modules_to_save": ["embed_tokens", "lm_head"],
+        "ensure_weight_tying": True,
+    },
     "table": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
     "layer": {"target_modules": ["q_proj"], "modules_to_save": ["v_proj"]},
     "tokens": {"target_modules": ["q_proj"], "trainable_token_indices": list(range(300, 90, -3))},
@@ -70,16 +74,30 @@ def generate(llm: LLM, llama: Adapted, *names: str | None) -> list[tuple[list[in
     return found
 
 
+def engine(llama: Adapted, **options: Any) -> LLM:
+    given = {"dtype": "float32", "max_model_len": 120, "max_loras": 11, "enable_lora": True, **options}
+    return LLM(str(llama.path), **given)
+
+
 @pytest.mark.parametrize("name", ENGINES)
 def test_tokens_equal_pefts(llama: Adapted, wanted: list[Continuation], name: str) -> None:
     """All in one batch, where steps are captured for those with factors alone."""
-    with LLM(
-        str(llama.path), **{"dtype": "float32", "max_model_len": 120, "max_loras": 11, "enable_lora": True} | ENGINES[name]
-    ) as llm:
+    with engine(llama, **ENGINES[name]) as llm:
         for adapter, found, want in zip(NAMES, generate(llm, llama, *NAMES), wanted, strict=True):
             assert found[0] == want.token_ids, adapter
             assert found[1] == pytest.approx(want.logprobs, abs=2e-4), adapter
     assert len({str(want.logprobs) for want in wanted}) == len(NAMES)
+
+
+def test_a_prompts_log_probabilities(llama: Adapted) -> None:
+    """The output layer runs on all rows of a prompt, each prompt with its own adapter."""
+    ids = transformers.AutoTokenizer.from_pretrained(llama.path)(PROMPTS[2], return_tensors="pt")["input_ids"]
+    with engine(llama) as llm:
+        for adapter, (_, _, asked) in zip(NAMES, generate(llm, llama, *NAMES), strict=True):
+            model = llama.reference if adapter is None else with_adapter(llama.reference, llama.adapters[adapter])
+            with torch.inference_mode():
+                rows = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
+            assert asked == pytest.approx(rows.gather(1, ids[0, 1:, None])[:, 0].tolist(), abs=2e-4), adapter
 
 
 @pytest.mark.parametrize("options", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"quantization": "int8"}], ids=str)
@@ -87,8 +105,7 @@ def test_results_are_the_requests_own(llama: Adapted, options: dict[str, Any]) -
     """Alone and among requests with other adapters, bit for bit; each adapter makes a difference."""
     if library.unavailable() is not None:
         pytest.skip("torch's products depend on the number of rows")
-    given = {"max_model_len": 120, "max_loras": 11, "enable_lora": True, "enable_prefix_caching": False, **options}
-    with LLM(str(llama.path), **given) as llm:
+    with engine(llama, enable_prefix_caching=False, **options) as llm:
         together = generate(llm, llama, *NAMES)
         for name, numbers in zip(NAMES, together, strict=True):
             assert generate(llm, llama, name) == [numbers], name

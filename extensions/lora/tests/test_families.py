@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from corellm import LLM, LoRARequest, SamplingParams
 from corellm_kernels.cpu import library
+from corellm_lora.adapters import Adapters
 from corellm_testing.reference import Continuation, Reference
 from extensions.lora.tests.adapters import save_adapter, with_adapter
 from tests.fixtures import random_image
 
 LENGTH = 8
+PARAMS = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True, logprobs=0)
 SECOND = (None, "decoder", "tower", "all")
 """Adapters that have two images."""
 ITEMS = ("tower", "all", "projector", "dora")
@@ -139,27 +142,65 @@ def numbers_of(output: Any) -> tuple[list[int], list[float]]:
     return list(completion.token_ids), [step[token].logprob for step, token in steps]
 
 
-def test_tokens_equal_pefts(adapted: Adapted) -> None:
-    """Eight adapters and none in one batch; then each request alone, bit for bit the same; images are shared."""
-    params = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True, logprobs=0)
+def prompts_of(adapted: Adapted) -> tuple[list[Any], list[LoRARequest | None]]:
+    """Prompts with an image each, and their adapters."""
     prompts = [
         {"prompt": adapted.text, "multi_modal_data": {"image": adapted.images[image]}} for _, image in adapted.requests
     ]
-    adapters = [None if name is None else adapted.adapters[name] for name, _ in adapted.requests]
-    with LLM(str(adapted.path), dtype="float32", max_model_len=256, enable_lora=True, max_loras=8, encoder_cache_size=2048) as llm:
-        outputs = llm.generate(prompts, params, use_tqdm=False, lora_request=adapters)
+    return prompts, [None if name is None else adapted.adapters[name] for name, _ in adapted.requests]
+
+
+def engine(adapted: Adapted, **options: Any) -> LLM:
+    given = {"dtype": "float32", "max_model_len": 256, "max_loras": 8, "encoder_cache_size": 2048, **options}
+    return LLM(str(adapted.path), enable_lora=True, **given)
+
+
+def test_tokens_equal_pefts(adapted: Adapted) -> None:
+    """Eight adapters and none in one batch; an image is encoded once for all that leave its encoder as it is."""
+    prompts, adapters = prompts_of(adapted)
+    with engine(adapted) as llm:
+        outputs = llm.generate(prompts, PARAMS, use_tqdm=False, lora_request=adapters)
         encoded = llm.engine.scheduler.encoder_cache.misses
-        for (name, image), output, want in zip(adapted.requests, outputs, adapted.wanted, strict=True):
-            tokens, logprobs = numbers_of(output)
-            assert output.prompt_token_ids == want.prompt_token_ids
-            assert tokens == want.token_ids, (name, image)
-            assert logprobs == pytest.approx(want.logprobs, abs=2e-4), (name, image)
-        if library.unavailable() is None:
-            for prompt, adapter, output in zip(prompts, adapters, outputs, strict=True):
-                (alone,) = llm.generate([prompt], params, use_tqdm=False, lora_request=adapter)
-                assert numbers_of(alone) == numbers_of(output)
-    changing = {name for name, adapter in adapted.adapters.items() if name in ITEMS}
-    shared = {(None if name not in changing else name, image) for name, image in adapted.requests}
-    assert encoded == len(shared)
+    for (name, image), output, want in zip(adapted.requests, outputs, adapted.wanted, strict=True):
+        tokens, logprobs = numbers_of(output)
+        assert output.prompt_token_ids == want.prompt_token_ids
+        assert tokens == want.token_ids, (name, image)
+        assert logprobs == pytest.approx(want.logprobs, abs=2e-4), (name, image)
+    assert encoded == len({(name if name in ITEMS else None, image) for name, image in adapted.requests})
     firsts = [want.logprobs for (_, image), want in zip(adapted.requests, adapted.wanted, strict=True) if image == 0]
     assert len({str(logprobs) for logprobs in firsts}) == 9
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"quantization": "int8"}], ids=str)
+@pytest.mark.parametrize("adapted", ["llava"], indirect=True)
+def test_results_are_the_requests_own(adapted: Adapted, options: dict[str, Any]) -> None:
+    """Alone and among requests with other adapters, bit for bit; each adapter makes a difference."""
+    if library.unavailable() is not None:
+        pytest.skip("torch's products depend on the number of rows")
+    prompts, adapters = prompts_of(adapted)
+    with engine(adapted, enable_prefix_caching=False, max_num_batched_tokens=64, **options) as llm:
+        outputs = llm.generate(prompts, PARAMS, use_tqdm=False, lora_request=adapters)
+        together = [numbers_of(output) for output in outputs]
+        llm.engine.scheduler.encoder_cache.discard_unreferenced()
+        for prompt, adapter, numbers in zip(prompts, adapters, together, strict=True):
+            (alone,) = llm.generate([prompt], PARAMS, use_tqdm=False, lora_request=adapter)
+            assert numbers_of(alone) == numbers
+    assert len({str(numbers) for numbers in together}) == len(together)
+
+
+def test_whole_modules_are_dropped_with_their_adapter(tiny_llava: Path, tmp_path: Path) -> None:
+    """With a place for one adapter, each of three takes it in turn, and base requests are as if there were none."""
+    reference = transformers.LlavaForConditionalGeneration.from_pretrained(tiny_llava)
+    saved = {"target_modules": ["q_proj"], "modules_to_save": ["vision_tower", "multi_modal_projector", "lm_head"]}
+    adapters = [save_adapter(tmp_path / str(seed), reference, seed, **saved) for seed in range(3)]
+    prompt = {"prompt": FAMILIES["llava"].text, "multi_modal_data": {"image": random_image(40, 30, 1)}}
+    with LLM(str(tiny_llava), dtype="float32", max_model_len=256, enable_lora=True) as llm:
+        first, *others = [
+            [numbers_of(*llm.generate([prompt], PARAMS, use_tqdm=False, lora_request=adapter)) for adapter in given]
+            for given in ([None, *adapters], [*adapters, None], [None, *adapters[::-1]])
+        ]
+        assert len({str(numbers) for numbers in first}) == 4
+        assert others == [[*first[1:], first[0]], [first[0], *first[:0:-1]]]
+        (part,) = (part for part in llm.engine.runner.parts if isinstance(part, Adapters))
+        weights = part._weights
+        assert {slot for changes in weights._changes.values() for slot in changes} | weights.changed == {1}

@@ -20,6 +20,7 @@ from extensions.lora.tests.adapters import save_adapter
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 LAYER = "base_model.model.model.layers.0.self_attn.q_proj"
+TOKENS = "base_model.model.model.embed_tokens.token_adapter"
 Change = Callable[[Path], None]
 
 
@@ -84,24 +85,69 @@ def with_one(name: str, *size: int) -> Change:
     return with_tensors(lambda tensors: tensors.update({name: torch.ones(size)}))
 
 
+def both(first: Change, second: Change) -> Change:
+    """Make one change after the other."""
+
+    def change(folder: Path) -> None:
+        first(folder)
+        second(folder)
+
+    return change
+
+
 REFUSED: dict[str, tuple[Change, str]] = {
-    "DoRA": (stating(use_dora=True), "use_dora=True: DoRA"),
-    "DoRA's vectors": (with_one(f"{LAYER}.lora_magnitude_vector", 64), r"layers\.0\.self_attn\.q_proj.*DoRA"),
-    "modules_to_save": (stating(modules_to_save=["lm_head"]), r"modules_to_save=\['lm_head'\]"),
-    "a whole weight": (with_one("base_model.model.lm_head.weight", 4, 64), "lm_head.weight: a whole weight"),
-    "tokens": (stating(trainable_token_indices=[1, 2]), "trainable_token_indices"),
-    "embeddings": (
-        with_one("base_model.model.model.embed_tokens.lora_embedding_A", 4, 400), "embed_tokens.*adapters of embeddings"
+    "DoRA": (stating(use_dora=True), "down_proj lacks what goes with use_dora, which is True"),
+    "DoRA's vectors": (with_one(f"{LAYER}.lora_magnitude_vector", 64), r"q_proj has what goes with use_dora"),
+    "DoRA's vectors of another layer": (
+        with_one(f"{LAYER}.lora_magnitude_vector", 32), r"q_proj: lora_magnitude_vector is \[32\], and must be \[64\]"
     ),
-    "the head": (renamed("model.layers.0.self_attn.q_proj", "lm_head"), "lm_head is no linear layer"),
+    "DoRA of embeddings": (
+        with_one("base_model.model.model.embed_tokens.lora_magnitude_vector", 64),
+        "embed_tokens: lora_magnitude_vector cannot be served; merge",
+    ),
+    "modules_to_save": (stating(modules_to_save=["lm_head"]), r"modules_to_save='lm_head': its file has no weight"),
+    "no modules": (stating(modules_to_save="lm_head"), r"modules_to_save must be a list of names, got 'lm_head'"),
+    "a whole weight": (
+        with_one("base_model.model.lm_head.weight", 4, 64), r"lm_head: weight is \[4, 64\], and must be \[400, 64\]"
+    ),
+    "a norm": (
+        with_one("base_model.model.model.norm.weight", 64), r"model\.norm is no module of this model that can have an"
+    ),
+    "another parameter": (
+        with_one("base_model.model.lm_head.scale", 1), "lm_head: scale cannot be served; merge the adapter"
+    ),
+    "tokens": (stating(trainable_token_indices=[1, 2]), "trainable_token_indices: its file has no embeddings of tok"),
+    "tokens of another layer": (
+        stating(trainable_token_indices={"wte": [1]}), "its file has no embeddings of tokens in 'wte'"
+    ),
+    "no tokens": (stating(trainable_token_indices=["a"]), r"trainable_token_indices must be integers, got \['a'\]"),
+    "more tokens": (
+        with_one(f"{TOKENS}.trainable_tokens_delta", 2, 64),
+        r"trainable_tokens_delta is \[2, 64\], and must be \[0, 64\]",
+    ),
+    "unknown tokens": (
+        both(stating(trainable_token_indices=[1, 400]), with_one(f"{TOKENS}.trainable_tokens_delta", 2, 64)),
+        "trainable_token_indices: this model has tokens from 0 to 399",
+    ),
+    "embeddings": (
+        with_one("base_model.model.model.embed_tokens.lora_embedding_A", 4, 400), "embed_tokens has no lora_B"
+    ),
+    "embeddings of another model": (
+        with_one("base_model.model.model.embed_tokens.lora_embedding_A", 4, 500),
+        r"embed_tokens: lora_embedding_A is \[4, 500\], and must be \[4, 400\]",
+    ),
+    "the head": (
+        renamed("model.layers.0.self_attn.q_proj", "lm_head"), r"lm_head: lora_B.weight is \[64, 4\].*\[400, 4\]"
+    ),
+    "a name that is none": (with_one("lora_A", 4, 64), "lora_A is no tensor that PEFT writes"),
     "a tower": (
         renamed("model.layers.0.self_attn", "model.vision_tower.layers.0.self_attn"),
         r"model\.vision_tower\.layers\.0\.self_attn\.q_proj is no linear layer .*there are down_proj, gate_proj",
     ),
     "an unknown layer": (renamed("layers.1.mlp.down_proj", "layers.7.mlp.down_proj"), r"layers\.7\.mlp\.down_proj is"),
     "another kind": (stating(peft_type="LOHA"), "peft_type is 'LOHA'"),
-    "a bias": (stating(bias="all"), "bias='all'"),
-    "a bias of lora_B": (with_one(f"{LAYER}.lora_B.bias", 64), "q_proj.lora_B.bias: a bias"),
+    "a bias": (stating(bias="some"), "bias must be one of none, all, lora_only, got 'some'"),
+    "a bias of lora_B": (with_one(f"{LAYER}.lora_B.bias", 64), "q_proj has what goes with lora_bias"),
     "changed weights": (stating(init_lora_weights="pissa_niter_4"), "init_lora_weights='pissa_niter_4'"),
     "an unknown field": (stating(new_way="x"), "new_way='x': what this field asks for cannot be served; merge"),
     "copied layers": (stating(layer_replication=[[0, 2]]), "layer_replication"),
@@ -115,7 +161,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "another width": (with_one(f"{LAYER}.lora_A.weight", 4, 32), r"q_proj: lora_A.weight is \[4, 32\].*\[4, 64\]"),
     "another output": (with_one(f"{LAYER}.lora_B.weight", 32, 4), r"q_proj: lora_B.weight is \[32, 4\].*\[64, 4\]"),
     "half a product": (with_tensors(lambda t: t.pop(f"{LAYER}.lora_B.weight")), r"q_proj has no lora_B.weight"),
-    "nothing": (with_tensors(dict.clear), "holds no factors"),
+    "nothing": (with_tensors(dict.clear), "its file holds no tensors"),
     "one layer twice": (
         with_tensors(
             lambda tensors: tensors.update(
@@ -123,7 +169,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
                  for key, tensor in tensors.items() if "q_proj" in key}
             )
         ),
-        "are the same layer",
+        "are the same module",
     ),
     "8 bits": (
         with_tensors(lambda t: t.update({f"{LAYER}.lora_A.weight": torch.ones(4, 64, dtype=torch.int8)})), "of type I8"

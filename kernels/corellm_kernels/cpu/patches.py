@@ -14,7 +14,9 @@ from corellm_kernels.fusion.layer_swap import is_plain
 
 
 class PatchProduct(nn.Module):
-    """`nn.Conv2d` or `nn.Conv3d` whose stride is the size of its kernel."""
+    """`nn.Conv2d` or `nn.Conv3d` whose stride is the size of its kernel: see `corellm.plain_linears.AsLinear`."""
+
+    as_linear = "_product"
 
     def __init__(self, convolution: nn.Conv2d | nn.Conv3d) -> None:
         super().__init__()

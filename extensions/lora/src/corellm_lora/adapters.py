@@ -23,7 +23,6 @@ from corellm.worker.parts.step_part import StepPart
 from corellm.worker.sequence_state import SequenceState
 from corellm_lora.adapter_files import AdapterFiles, Values
 from corellm_lora.rows import Rows
-from corellm_lora.terms import Terms
 from corellm_lora.weights import Weights
 
 logger = logging.getLogger(__name__)
@@ -124,7 +123,11 @@ class Adapters(StepPart):
     @contextmanager
     def scoring(self, states: Sequence[SequenceState]) -> Iterator[None]:
         """Run the output layer on rows of these sequences."""
-        self._weights.scored = self._rows(np.array([self._slot(state) for state in states], dtype=np.int64))
+        slots = [self._slot(state) for state in states]
+        if len(slots) == 1:
+            self._weights.scored = Rows.all_of(slots[0], self._weights.changed, self._captured.slots.device)
+        else:
+            self._weights.scored = self._rows(np.array(slots, dtype=np.int64))
         try:
             yield
         finally:

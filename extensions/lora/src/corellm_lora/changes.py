@@ -5,6 +5,7 @@ Knows names and shapes, as PEFT writes them; knows no values and no slots.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -91,8 +92,8 @@ class _Checks:
         tokens = self.config.tokens_of(module) if "tokens" in keys else ()
         change = Change(keys, self.config.scale_of(module) if "a" in keys else 1.0, tokens)
         for part, key in keys.items():
-            want = self._wanted(module, target, part, change)
-            if list(self.shapes[key]) != want:
+            want, shape = self._wanted(module, target, part, change), self.shapes[key]
+            if list(_as_rows(shape) if self.terms.linear(target) else shape) != want:
                 raise refusal(
                     self.name,
                     f"{module}: {_end(module, key)} is {list(self.shapes[key])}, and must be {want} by the adapter's "
@@ -169,7 +170,8 @@ class _Checks:
             tied = any(f".{stated}".endswith(f".{output}") for output in self.terms.output) and self.terms.tied
             named = any(not stated or f".{module}".endswith(f".{stated}") for module in with_tokens)
             if not named and not (tied and with_tokens):
-                raise refusal(self.name, f"trainable_token_indices: its file has no embeddings of {stated or 'tokens'!r:.60}")
+                where = f" in {stated!r:.60}" if stated else ""
+                raise refusal(self.name, f"trainable_token_indices: its file has no embeddings of tokens{where}")
 
     def _unknown(self, module: str, keys: Mapping[str, str]) -> str:
         what = "linear layer" if "a" in keys else "module"
@@ -177,6 +179,11 @@ class _Checks:
             f"{module} is no {what} of this model that can have an adapter; there are "
             f"{', '.join(self.terms.offered())}: train with these, or merge the adapter into the checkpoint"
         )
+
+
+def _as_rows(shape: Sequence[int]) -> Sequence[int]:
+    """Return the shape of a convolution's weight as that of a linear layer; other shapes as they are."""
+    return shape if len(shape) < 3 else (shape[0], math.prod(shape[1:]))
 
 
 def _end(module: str, key: str) -> str:

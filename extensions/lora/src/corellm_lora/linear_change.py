@@ -1,4 +1,4 @@
-"""What an adapter changes of a linear layer beside factors: a weight of its own, DoRA's magnitudes, biases, tokens' rows.
+"""What an adapter changes of a linear layer beside factors: its weight, biases, DoRA's magnitudes, rows of tokens.
 
 Knows one layer and tensors; knows neither slots nor whose rows are whose.
 """
@@ -135,6 +135,6 @@ class LinearChanges:
         """
         if self._squares is None:
             units = torch.eye(self._in_features, device=self._device)
-            parts = [self._products(rows).square().sum(0) for rows in units.split(_AT_ONCE)]
+            parts = [self._products(rows).square().sum(0) for rows in torch.split(units, _AT_ONCE)]
             self._squares = torch.stack(parts).sum(0)
         return self._squares

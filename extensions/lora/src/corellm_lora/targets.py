@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from corellm.modelling.linear_additions import LinearAdditions
+from corellm.plain_linears import AsLinear
 from corellm_lora.terms import Terms, tower_of
 
 
@@ -52,14 +53,27 @@ class Targets:
     def linear_ran(self, name: str) -> None:
         """Note that a linear layer ran, which may have been joined with others."""
         if self.is_encoding:
-            self._ran.add(name)
+            self._ran.add(self._called(name))
+
+    def linear(self, name: str) -> str:
+        """Return the name of the linear layer that a module is, or has in itself."""
+        module = self.module(name)
+        return f"{name}.{module.as_linear}" if isinstance(module, AsLinear) else name
+
+    def _called(self, linear: str) -> str:
+        """Return what adapters call a linear layer: by the layer around it, if it is one on other rows."""
+        around, _, last = linear.rpartition(".")
+        module = self._outside.get(around)
+        return around if isinstance(module, AsLinear) and module.as_linear == last else linear
 
     def terms(self) -> Terms:
         """Return what adapters must keep to, by what has been seen."""
-        outside = {name: size for name, size in self._linears.outside.items() if name != self.output}
+        outside = {self._called(name): size for name, size in self._linears.outside.items() if name != self.output}
         towers = set(map(tower_of, self._ran - {self.table}))
         parameters = {
-            name: {own: tuple(parameter.shape) for own, parameter in module._parameters.items() if parameter is not None}
+            name: {
+                own: tuple(parameter.shape) for own, parameter in module._parameters.items() if parameter is not None
+            }
             for name, module in self._others(outside)
             if tower_of(name) in towers
         }

@@ -84,8 +84,14 @@ class Terms:
 
         These are what `target_modules` of an adapter can be.
         """
-        yield from sorted({name.rpartition(".")[2] for name in (*self.layers, *self.encoders)})
+        yield from sorted({last for name in (*self.layers, *self.encoders) if (last := _last(name))[0] != "_"})
         yield from (*self.output, *self.table)
+
+
+def _last(name: str) -> str:
+    """Return the last part of a name, with the one before if it is a number."""
+    before, _, last = name.rpartition(".")
+    return f"{before.rpartition('.')[2]}.{last}" if last.isdigit() else last
 
 
 def tower_of(name: str) -> str:

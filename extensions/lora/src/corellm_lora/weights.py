@@ -83,8 +83,8 @@ class Weights:
         """Put an adapter's tensors, by module, into a slot."""
         self._clear(slot)
         for name, of_module in values.items():
-            if name in self._slots:
-                self._fill_linear(slot, name, of_module)
+            if (linear := self._linear(name)) is not None:
+                self._fill_linear(slot, linear, of_module)
             elif name == self.targets.table:
                 change = TableChange.of(of_module, self.targets.module(name), self._add_low_rank)
                 self._change(slot, name, change)
@@ -104,8 +104,8 @@ class Weights:
                 module._parameters[name] = parameter
             yield
         finally:
-            for (module, name, _), parameter in zip(parameters, before, strict=True):
-                module._parameters[name] = parameter
+            for (module, name, _), own in zip(parameters, before, strict=True):
+                module._parameters[name] = own
             self._encoded, self.targets.is_encoding = None, False
 
     def _clear(self, slot: int) -> None:
@@ -116,9 +116,15 @@ class Weights:
         for changes in self._changes.values():
             changes.pop(slot, None)
 
+    def _linear(self, name: str) -> str | None:
+        """Return the linear layer that a module is; None for another module."""
+        if name in self._slots:  # perhaps joined with others, and no module any more
+            return name
+        return linear if (linear := self.targets.linear(name)) in self._slots else None
+
     def _fill_linear(self, slot: int, name: str, values: Values) -> None:
-        tensors, factor = values.tensors, None
-        change = self._made[name].change(values)
+        tensors = {part: tensor.flatten(1) if tensor.dim() > 1 else tensor for part, tensor in values.tensors.items()}
+        change, factor = self._made[name].change(values._replace(tensors=tensors)), None
         if change is not None:
             self._change(slot, name, change)
             factor = change.factor
