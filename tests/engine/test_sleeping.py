@@ -268,7 +268,7 @@ KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "neither packed nor fused": ("corellm_llava.tiny", {}, {"fuse_layers": False}),
     "8 bits without kernels": ("corellm_llava.tiny", {}, {"fuse_layers": False, "quantization": "int8"}),
     "tied embeddings": (
-        "corellm.text_models.tiny",
+        "corellm_testing.tiny_text",
         {"architecture": "Qwen2ForCausalLM", "num_key_value_heads": 2, "tie_word_embeddings": True},
         {},
     ),

@@ -9,9 +9,9 @@ import torch
 import transformers
 
 from corellm import LLM, SamplingParams
-from corellm.text_models.tiny import make_tiny_checkpoint
 from corellm_kernels.cpu import library
 from corellm_testing.reference import Continuation
+from corellm_testing.tiny_text import make_tiny_checkpoint
 from extensions.lora.tests.adapters import Adapted, with_adapter
 from tests.text_models.parity import PROMPTS
 

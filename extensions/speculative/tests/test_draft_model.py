@@ -14,12 +14,12 @@ import torch
 
 from corellm import LLM, SamplingParams
 from corellm.errors import ConfigError
-from corellm.text_models.tiny import make_tiny_checkpoint
 from corellm.worker.decode_graphs import DecodeGraphs
 from corellm.worker.input_batch import FlatBatch
 from corellm.worker.model_runner import ModelRunner
 from corellm_speculative import model_drafting
 from corellm_speculative.model_drafting import ModelDrafting
+from corellm_testing.tiny_text import make_tiny_checkpoint
 from extensions.speculative.tests.draft_checkpoints import near, stranger
 from tests.fixtures import random_image
 from tests.text_models.stateful import MAIN
