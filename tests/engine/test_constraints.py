@@ -17,7 +17,7 @@ import transformers
 from corellm import LLM, AsyncLLM, SamplingParams
 from corellm.engine.process.client import ProcessLLM
 from corellm.errors import CorellmError, InvalidParameterError, RequestFailedError
-from corellm.sampling.constraint import ConstraintKinds
+from corellm.sampling.extensions import SamplingExtensions
 from corellm.sampling_params import ConstraintParams
 from corellm.worker.decode_graphs import DecodeGraphs
 from corellm.worker.model_runner import ModelRunner
@@ -196,13 +196,13 @@ def test_what_cannot_be_made_is_refused(
 
 def test_a_constraint_is_first_checked_beside_the_engine(tiny_llava: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By `AsyncLLM` in a thread that prepares prompts: a check may take seconds, in which the engine goes on."""
-    check, threads = ConstraintKinds.check, list[str]()
+    check, threads = SamplingExtensions.check, list[str]()
 
-    def noted(kinds: ConstraintKinds, params: ConstraintParams) -> None:
+    def noted(kinds: SamplingExtensions, params: ConstraintParams) -> None:
         threads.append(threading.current_thread().name)
         check(kinds, params)
 
-    monkeypatch.setattr(ConstraintKinds, "check", noted)
+    monkeypatch.setattr(SamplingExtensions, "check", noted)
     engine = AsyncLLM(str(tiny_llava), **OPTIONS, num_kv_blocks=60)
 
     async def main() -> None:

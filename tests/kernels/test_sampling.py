@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from corellm.sampling.constraint import ConstraintKinds, pack
+from corellm.sampling.constraint import pack
+from corellm.sampling.extensions import SamplingExtensions
 from corellm.sampling.logit_edits import Entries, LogitEdits, collect_edits, edit_logits
 from corellm.sampling.sampler import draw
 from corellm.sampling.sampling_state import SamplingState
@@ -41,7 +42,7 @@ if DEVICE.type == "cpu" and unavailable() is None:
 
 def state(params: SamplingParams, vocab: int, prompt: Sequence[int] = (), outputs: Sequence[int] = ()) -> SamplingState:
     sequence = NewSequence("r", list(prompt), list(outputs), params, (), frozenset({2}), [[5], [3, 4]])
-    kinds = ConstraintKinds(Automata().register_constraints(None, vocab))
+    kinds = SamplingExtensions(Automata().register_constraints(None, vocab))
     return SamplingState(sequence, vocab, 0, kinds)
 
 

@@ -21,7 +21,8 @@ from corellm import LLM
 from corellm.errors import ContractError, InvalidParameterError, RequestFailedError
 from corellm.hookspecs import hookimpl
 from corellm.plugin.extensions import load_extensions
-from corellm.sampling.constraint import ConstraintKinds, TokenMask, find_constraints, num_words, pack
+from corellm.sampling.constraint import TokenMask, num_words, pack
+from corellm.sampling.extensions import SamplingExtensions, find_extensions
 from corellm.sampling.logit_edits import LogitEdits, apply_edits
 from corellm.sampling.sampler import FAILED, Sampler
 from corellm.sampling.sampling_state import SamplingState
@@ -31,7 +32,7 @@ from tests.sampling.automaton import Automata, allowed, automata, automaton
 
 VOCAB = 90
 EOS = 2
-KINDS = ConstraintKinds(Automata().register_constraints(None, VOCAB))
+KINDS = SamplingExtensions(Automata().register_constraints(None, VOCAB))
 
 
 def state(params: SamplingParams, outputs: list[int]) -> SamplingState:
@@ -161,10 +162,10 @@ def test_parameters_go_to_other_processes() -> None:
 def test_kinds_are_those_that_extensions_make() -> None:
     """An unknown one is refused with those that are known, a wrong definition by its extension."""
     with pytest.raises(InvalidParameterError, match=r"'grammar' \(kinds that are known: none\)") as raised:
-        find_constraints(None, VOCAB).check(ConstraintParams("grammar", ""))
+        find_extensions(None, VOCAB).check(ConstraintParams("grammar", ""))
     assert raised.value.param == "constraint"
     with automata():
-        kinds = find_constraints(None, VOCAB)
+        kinds = find_extensions(None, VOCAB)
         with pytest.raises(InvalidParameterError, match=r"'grammar' \(kinds that are known: automaton\)"):
             kinds.check(ConstraintParams("grammar", ""))
         with pytest.raises(InvalidParameterError, match=r"no automaton: '\{'"):
@@ -173,7 +174,7 @@ def test_kinds_are_those_that_extensions_make() -> None:
         load_extensions().register(other)
         try:
             with pytest.raises(ContractError, match="both make constraints of the kind 'automaton'; uninstall one"):
-                find_constraints(None, VOCAB)
+                find_extensions(None, VOCAB)
         finally:
             load_extensions().unregister(other)
 

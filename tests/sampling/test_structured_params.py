@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from corellm import ReasoningParams, SamplingParams, StructuredOutputsParams
 from corellm.errors import InvalidParameterError
-from corellm.sampling.constraint import NO_CONSTRAINTS
+from corellm.sampling.extensions import NO_EXTENSIONS
 from corellm.sampling_params import ConstraintParams
 
 
@@ -129,5 +129,5 @@ def test_without_the_extension_it_says_what_to_install() -> None:
     params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
     assert params.constraint is not None
     with pytest.raises(InvalidParameterError, match=r"pip install \./extensions/structured") as raised:
-        NO_CONSTRAINTS.check(params.constraint)
+        NO_EXTENSIONS.check(params.constraint)
     assert raised.value.param == "structured_outputs"

@@ -40,7 +40,7 @@ from corellm.multimodal.item_limits import check_counts
 from corellm.multimodal.processor import MultiModalProcessor
 from corellm.plugin.hook_callers import HookCallers
 from corellm.prompts import is_token_ids, is_unicode, plain_token_ids
-from corellm.sampling.constraint import NO_CONSTRAINTS, ConstraintKinds
+from corellm.sampling.extensions import NO_EXTENSIONS, SamplingExtensions
 from corellm.sampling_params import SamplingParams, shown
 from corellm.scheduling.request_part import RequestPart
 from corellm.templates.renderer import MAX_CHARS
@@ -91,7 +91,7 @@ class InputProcessor:
         max_model_len: of the engine; families that shorten conversations keep to it.
         scheduling_policy: of the engine; requests may have a priority under `"priority"` only.
         remote_media: fetches what conversations name by URL (`offer_fetching`); None for no URLs.
-        constraints: those that requests may have.
+        extensions: what requests may have of them in sampling.
         extensions_keys: keys of prompts that extensions read.
         parsers: forms of the model's outputs that its adapter states, `{attribute: name}`; for servers.
 
@@ -115,7 +115,7 @@ class InputProcessor:
         chat_template: str | None = None,
         scheduling_policy: str = "fcfs",
         remote_media: Any | None = None,
-        constraints: ConstraintKinds = NO_CONSTRAINTS,
+        extensions: SamplingExtensions = NO_EXTENSIONS,
         extensions_keys: Mapping[str, PromptKey] = NO_KEYS,
         parsers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
@@ -139,7 +139,7 @@ class InputProcessor:
         self.chat_template, self.parsers = chat_template, parsers
         self._scheduling_policy = scheduling_policy
         self._remote_media = remote_media
-        self._constraints = constraints
+        self._extensions = extensions
         if taken := sorted(self.prompt_keys & extensions_keys.keys()):
             raise ContractError(f"an extension reads the prompt key {taken[0]!r}, which has a meaning already")
         self._extensions_keys = extensions_keys
@@ -503,9 +503,9 @@ class InputProcessor:
                         param=name,
                     )
         if params.constraint is not None:
-            self._constraints.check(params.constraint)
+            self._extensions.check(params.constraint)
         if params.logits_processors is not None:
-            self._constraints.check_processors(params)
+            self._extensions.check_processors(params)
 
     def bad_words_ids(self, params: SamplingParams) -> list[list[int]]:
         """Token sequences of `bad_words`."""

@@ -65,7 +65,7 @@ from corellm.loading.weight_places import WeightPlace
 from corellm.multimodal.profile import DummyProfile
 from corellm.plugin.extensions import first_result
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
-from corellm.sampling.constraint import ConstraintKinds, find_constraints
+from corellm.sampling.extensions import SamplingExtensions, find_extensions
 from corellm.sampling.sampling_state import SamplingState
 from corellm.scheduling.block_manager import BlockManager
 from corellm.scheduling.block_pool import BlockPool
@@ -152,9 +152,9 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
         config = replace(config, cache=replace(config.cache, enable_prefix_caching=False))
         with memory.explaining("the states of sequences", "lower max_num_seqs"):
             recurrent = make_recurrent_states(config, context, weights)
-    constraints = find_constraints(context.tokenizer, weights.vocab_size)
-    executor.submit(constraints.prepare)
-    make_runner = partial(_make_runner, config, context, hooks, weights, backend, kv_dtype, recurrent, constraints)
+    extensions = find_extensions(context.tokenizer, weights.vocab_size)
+    executor.submit(extensions.prepare)
+    make_runner = partial(_make_runner, config, context, hooks, weights, backend, kv_dtype, recurrent, extensions)
     mm_processor = make_mm_processor(config, opened, executor, wanted_len(config, context))
     on_failure.callback(mm_processor.close)
     mm_processor.start()
@@ -193,7 +193,7 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
     return LoadedModel(
         context=context,
         input_processor=make_input_processor(
-            config, opened, mm_processor, weights.vocab_size, weights.embedding_size, sizes.max_model_len, constraints
+            config, opened, mm_processor, weights.vocab_size, weights.embedding_size, sizes.max_model_len, extensions
         ),
         scheduler=make_scheduler(
             config,
@@ -301,7 +301,7 @@ def _make_runner(
     backend: AttentionBackend,
     kv_dtype: torch.dtype,
     recurrent: RecurrentStates | None,
-    constraints: ConstraintKinds,
+    extensions: SamplingExtensions,
     *,
     num_blocks: int,
     num_host_blocks: int = 0,
@@ -328,7 +328,7 @@ def _make_runner(
             SamplingState,
             vocab_size=weights.vocab_size,
             engine_seed=secrets.randbits(63) if config.model.seed is None else config.model.seed,
-            constraints=constraints,
+            extensions=extensions,
         ),
         vocab_size=min(weights.vocab_size, weights.embedding_size),
         sample=first_result("register_sampling", callable, device=context.device),

@@ -30,7 +30,7 @@ from corellm.plugin.extensions import first_result, load_extensions
 from corellm.plugin.hook_callers import HookCallers, hook_callers
 from corellm.plugin.manager import build_manager, call_static_hook
 from corellm.prompts import LORA_KEY
-from corellm.sampling.constraint import NO_CONSTRAINTS, ConstraintKinds
+from corellm.sampling.extensions import NO_EXTENSIONS, SamplingExtensions
 from corellm.templates.renderer import TemplateRenderer
 
 
@@ -154,7 +154,7 @@ def make_input_processor(
     vocab_size: int,
     embedding_size: int,
     max_model_len: int,
-    constraints: ConstraintKinds = NO_CONSTRAINTS,
+    extensions: SamplingExtensions = NO_EXTENSIONS,
 ) -> InputProcessor:
     """Return the processor of prompts."""
     make = opened.use.input_processor(opened.context, max_model_len)
@@ -168,7 +168,7 @@ def make_input_processor(
         chat_template=opened.context.chat_template,
         scheduling_policy=config.scheduler.scheduling_policy,
         remote_media=_remote_media(config.fetching) if config.fetching.allowed_media_domains else None,
-        constraints=constraints,
+        extensions=extensions,
         parsers=opened.parsers,
         extensions_keys=opened.prompt_keys,
     )

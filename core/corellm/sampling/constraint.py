@@ -1,23 +1,14 @@
-"""What narrows a sequence's next token, such as a grammar: what extensions make, and the kinds that are installed.
+"""What narrows a sequence's next token, such as a grammar: the interface; extensions make it.
 
-Knows packed masks, kinds and definitions; knows neither logits nor what a definition says.
+Knows packed masks; knows neither logits nor what a definition says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-from corellm.errors import InvalidParameterError, RequestFailedError
-from corellm.plugin.extensions import first_result, offers_by_name
-from corellm.sampling.processing import LogitsProcessing, is_processing
-from corellm.sampling_params import ConstraintParams, SamplingParams
-from corellm.structured_outputs import STRUCTURED
-from corellm.system.failures import failure_of
 
 TokenMask = NDArray[np.int32]
 """Some tokens of the vocabulary, packed: `[ceil(vocab / 32)]` int32, token `t` is bit `t % 32` of word `t // 32`."""
@@ -76,79 +67,6 @@ class MakeConstraint(Protocol):
             InvalidParameterError: the definition is wrong.
         """
         ...
-
-
-@dataclass(frozen=True)
-class ConstraintKinds:
-    """The kinds of constraints that requests may have, for one loaded model, and what else changes their logits."""
-
-    makers: Mapping[str, MakeConstraint] = field(default_factory=dict)
-    processing: LogitsProcessing | None = None
-    """What applies `logits_processors`; None if no extension does."""
-
-    def check_processors(self, params: SamplingParams) -> None:
-        """Check the functions of a request that change logits.
-
-        Raises:
-            InvalidParameterError: they cannot be applied; says why.
-        """
-        if self.processing is None:
-            raise InvalidParameterError(
-                "logits_processors needs corellm-decoding; from a checkout: pip install ./extensions/decoding",
-                param="logits_processors",
-            )
-        self.processing.check(params)
-
-    def check(self, params: ConstraintParams) -> None:
-        """Check the constraint of a request; raises as `make`."""
-        self.make(params, None)
-
-    def prepare(self) -> None:
-        """Have the extensions compute what their constraints share."""
-        for make in self.makers.values():
-            if (prepare := getattr(make, "prepare", None)) is not None:
-                prepare()
-
-    def make(self, params: ConstraintParams, stop_token_ids: frozenset[int] | None) -> Constraint:
-        """Make a constraint; arguments as of `MakeConstraint`.
-
-        Raises:
-            InvalidParameterError: the kind is unknown, or the definition wrong.
-            RequestFailedError: the extension failed otherwise.
-        """
-        make = self.makers.get(params.kind)
-        if make is None and params.kind == STRUCTURED:
-            raise InvalidParameterError(
-                "structured_outputs needs corellm-structured; from a checkout: pip install ./extensions/structured",
-                param="structured_outputs",
-            )
-        if make is None:
-            raise InvalidParameterError(
-                f"constraint: no installed extension makes constraints of the kind {params.kind!r:.100} "
-                f"(kinds that are known: {', '.join(sorted(self.makers)) or 'none'}); install one that does, or take "
-                "allowed_token_ids",
-                param="constraint",
-            )
-        try:
-            return make(params.definition, stop_token_ids)
-        except Exception as error:
-            failure = failure_of(f"making the constraint {params.kind!r:.100}", error, RequestFailedError)
-        raise failure
-
-
-NO_CONSTRAINTS = ConstraintKinds()
-
-
-def find_constraints(tokenizer: Any, vocab_size: int) -> ConstraintKinds:
-    """Return the kinds of constraints that the installed extensions make for a model; arguments as of the hook.
-
-    Raises:
-        ContractError: two extensions make the same kind.
-    """
-    model: dict[str, Any] = {"tokenizer": tokenizer, "vocab_size": vocab_size}
-    offers = offers_by_name("register_constraints", callable, "make constraints of the kind", **model)
-    processing = first_result("offer_logits_processing", is_processing, **model)
-    return ConstraintKinds({kind: make for _, kind, make in offers}, processing)
 
 
 def pack(token_ids: NDArray[np.int64], vocab_size: int) -> TokenMask:

@@ -7,6 +7,7 @@ preemption behaves exactly as the dropped one.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
@@ -16,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corellm.errors import CorellmError, RequestFailedError
-from corellm.sampling.constraint import NO_CONSTRAINTS, Constraint, ConstraintKinds, TokenMask, num_words, pack
+from corellm.sampling.constraint import Constraint, TokenMask, num_words, pack
+from corellm.sampling.extensions import NO_EXTENSIONS, SamplingExtensions
 from corellm.scheduling.batch import NewSequence
 from corellm.system.failures import failure_of
 
@@ -34,7 +36,7 @@ class SamplingState:
         sequence: the sequence; its `output_token_ids` is read at every step and may hold tokens already.
         vocab_size: the logits' width.
         engine_seed: with the request's id, the source of random numbers of a request without a seed.
-        constraints: those that requests may have.
+        extensions: what requests may have of them.
 
     Attributes:
         failure: why the constraint or a logits processor failed, after which no token is allowed; None as long as none
@@ -44,8 +46,10 @@ class SamplingState:
         vocab_size: the logits' width.
     """
 
+    _level_of_failures = logging.ERROR
+
     def __init__(
-        self, sequence: NewSequence, vocab_size: int, engine_seed: int, constraints: ConstraintKinds = NO_CONSTRAINTS
+        self, sequence: NewSequence, vocab_size: int, engine_seed: int, extensions: SamplingExtensions = NO_EXTENSIONS
     ) -> None:
         params = sequence.sampling_params
         self.request_id = sequence.request_id
@@ -54,7 +58,7 @@ class SamplingState:
         """Whether the best token is taken: no random number is drawn."""
         self._outputs: Sequence[int] = sequence.output_token_ids
         self.prompt_token_ids = sequence.prompt_token_ids
-        self.processing = constraints.processing if params.logits_processors else None
+        self.processing = extensions.processing if params.logits_processors else None
         self.processors: Any = None
         self.vocab_size = vocab_size
 
@@ -62,7 +66,7 @@ class SamplingState:
         if params.allowed_token_ids is not None:
             self._allowed = pack(self._reachable(params.allowed_token_ids), vocab_size)
         self._constraint: Constraint | None = None
-        self._constraints = constraints
+        self._extensions = extensions
         self._stop_token_ids = frozenset(self._reachable(sequence.stop_token_ids).tolist())
         self.failure: CorellmError | None = None
         self._constant, self._bad_endings = self._constant_additions(sequence)
@@ -161,10 +165,15 @@ class SamplingState:
             try:
                 self._fill(mask)
             except Exception as error:
-                where = f"generated token {self.num_generated}: the constraint {self.params.constraint.kind!r:.100}"
-                self.failure = failure_of(where, error, RequestFailedError)
+                self.fail(f"the constraint {self.params.constraint.kind!r:.100}", error)
                 mask[:] = 0
         return mask if self._allowed is None else mask & self._allowed
+
+    def fail(self, stage: str, error: Exception) -> None:
+        """Note why no token is allowed any more."""
+        self.failure = failure_of(
+            f"generated token {self.num_generated}: {stage}", error, RequestFailedError, level=self._level_of_failures
+        )
 
     def _fill(self, mask: TokenMask) -> None:
         self._current_constraint().fill(mask)
@@ -173,7 +182,7 @@ class SamplingState:
         """Return the constraint after it accepted the whole output."""
         if self._constraint is None:
             assert self.params.constraint is not None
-            self._constraint = self._constraints.make(self.params.constraint, self._stop_token_ids)
+            self._constraint = self._extensions.make(self.params.constraint, self._stop_token_ids)
         for position in range(self._num_accepted, len(self._outputs)):
             self._constraint.accept(self._outputs[position])
         self._num_accepted = max(self._num_accepted, len(self._outputs))
@@ -224,6 +233,9 @@ class SamplingState:
 
 class _DraftedState(SamplingState):
     """The state of a sequence after drafts; the one that it is made of stays as it is."""
+
+    _level_of_failures = logging.DEBUG
+    """As drafts may be wrong: if they are right, the next step fails in the same way."""
 
     def __init__(self, state: SamplingState, drafts: Sequence[int]) -> None:
         self.__dict__.update(state.__dict__)

@@ -10,17 +10,23 @@ from corellm.errors import CorellmError, raised_at
 logger = logging.getLogger(__name__)
 
 
-def failure_of(stage: str, error: Exception, kind: type[CorellmError]) -> CorellmError:
+def failure_of(stage: str, error: Exception, kind: type[CorellmError], *, level: int = logging.ERROR) -> CorellmError:
     """Return a typed error as it is, another one as the cause of a typed error that names the stage.
 
     Callers may keep the error for long, and its frames would keep the model and the step's tensors alive: they are
     dropped, and a note says where it was raised.
+
+    Args:
+        stage: of the request.
+        error: raised there.
+        kind: of the typed error.
+        level: at which an error that is not typed is logged.
     """
+    is_typed = isinstance(error, CorellmError)
+    logger.log(logging.DEBUG if is_typed else level, "%s failed", stage, exc_info=error)
     if isinstance(error, CorellmError):
-        logger.debug("%s failed", stage, exc_info=error)
         failure = error
     else:
-        logger.error("%s failed", stage, exc_info=error)
         failure = kind(f"{stage} failed with {type(error).__name__}: {error} ({raised_at(error)})")
         failure.__cause__ = error
         error.add_note("".join(traceback.format_tb(error.__traceback__)))

@@ -21,7 +21,9 @@ from corellm import LLM, AsyncLLM, SamplingParams
 from corellm.engine.process.client import ProcessLLM
 from corellm.errors import InvalidParameterError, RequestFailedError
 from corellm.plugin.extensions import load_extensions
-from corellm.sampling.constraint import NO_CONSTRAINTS
+from corellm.sampling.extensions import NO_EXTENSIONS, SamplingExtensions
+from corellm.sampling.sampling_state import SamplingState
+from corellm.scheduling.batch import NewSequence
 from corellm_decoding import BatchedLogitsProcessor, SequenceTokens
 from corellm_decoding.processing import Processing
 from extensions.decoding.tests.extension import Processors
@@ -223,10 +225,29 @@ def test_arguments_are_told_apart() -> None:
             check(wrong)
 
 
+def test_a_draft_that_a_processor_cannot_follow(caplog: pytest.LogCaptureFixture) -> None:
+    """Is no one's failure as long as it may be wrong; its sequence's own token is logged."""
+
+    def picky(output: list[int], logits: torch.Tensor) -> torch.Tensor:
+        if 7 in output:
+            raise ValueError("no sevens")
+        return logits
+
+    processing = Processing({})
+    params = SamplingParams(temperature=0, logits_processors=[picky])
+    for outputs, drafts, wanted in (([3], [7], []), ([7], [], ["ERROR"])):
+        caplog.clear()
+        sequence = NewSequence("r", [1], outputs, params, ())
+        states = SamplingState(sequence, 20, 0, SamplingExtensions(processing=processing)).along(drafts)
+        processing(torch.zeros(len(states), 20), states)
+        assert isinstance(states[-1].failure, RequestFailedError)
+        assert [record.levelname for record in caplog.records if record.levelname != "DEBUG"] == wanted
+
+
 def test_without_the_extension() -> None:
     """It is told what is missing."""
     with pytest.raises(InvalidParameterError, match=r"pip install \./extensions/decoding"):
-        NO_CONSTRAINTS.check_processors(SamplingParams(logits_processors=[away]))
+        NO_EXTENSIONS.check_processors(SamplingParams(logits_processors=[away]))
 
 
 def test_other_engines(tiny_llava: Path, alone: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from corellm import LLM
+from corellm import LLM, SamplingParams
 from corellm.errors import AbsentMethodError
 from corellm.serving import AsyncLLM
+from corellm_server.beams import beam_fields
+from corellm_server.errors import ApiError
+from corellm_server.limits import RequestLimits
+from corellm_server.requests.completions import CompletionRequest
 from extensions.server.tests.conftest import MODEL, Running, image_part, user
 from tests.fixtures import random_image
 
@@ -71,6 +76,15 @@ def test_what_is_refused(running: Running, fields: dict[str, Any], param: str) -
     with pytest.raises(openai.BadRequestError) as caught:
         running.client().chat.completions.create(model=MODEL, messages=user("ten"), max_tokens=2, extra_body=body)
     assert caught.value.param == param
+
+
+def test_more_beams_than_tokens_are_reported_for() -> None:
+    """However many outputs the operator allows: more beams would take the whole vocabulary of each."""
+    limits, params = RequestLimits(max_n=128), SamplingParams(n=1)
+    for width, taken in ((50, True), (51, False)):
+        request = CompletionRequest(model="m", prompt="x", use_beam_search=True, best_of=width)
+        with nullcontext() if taken else pytest.raises(ApiError, match="1 to 50 beams"):
+            assert (beam_fields(request, params, limits) or {})["beam_width"] == width
 
 
 def test_without_the_extension(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:

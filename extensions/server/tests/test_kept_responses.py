@@ -382,7 +382,9 @@ def test_nothing_is_kept(llm: AsyncLLM) -> None:
     with serving(llm, responses_max_kept=0) as running:
         assert created(running, "hello", store=True)["store"] is False
         for fields in ({"background": True}, {"previous_response_id": "resp_" + "0" * 32}):
-            assert error_of(running.post(PATH, ask("x", **fields)), 400)["param"] == next(iter(fields))
+            error = error_of(running.post(PATH, ask("x", **fields)), 400)
+            assert error["param"] == next(iter(fields))
+            assert "server" not in error["message"]  # `corellm batch` says it, too
 
 
 # --- faults ---------------------------------------------------------------------------------------------------------
@@ -454,3 +456,14 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     for name, message in wrongs.items():
         with pytest.raises(ConfigError, match=message):
             ResponseTable(str(tmp_path / name), max_kept=1, max_bytes=1, max_seconds=1)
+
+
+def test_a_file_that_others_can_read(tmp_path: Path) -> None:
+    """As a copy that was brought back: refused, and left as it is."""
+    file, bounds = tmp_path / "kept.db", {"max_kept": 1, "max_bytes": 1, "max_seconds": 1}
+    ResponseTable(str(file), **bounds).close()
+    ResponseTable(str(file), **bounds).close()
+    file.chmod(0o640)
+    with pytest.raises(ConfigError, match=r"its mode is 640.*chmod 600"):
+        ResponseTable(str(file), **bounds)
+    assert file.stat().st_mode & 0o777 == 0o640

@@ -62,6 +62,15 @@ def test_logprobs_of_stated_tokens(running: Running, offline: LLM, stream: bool)
     named = {offline.get_tokenizer().decode([token]) for token in (40, 50)}
     assert len(entries) == 3
     assert all(named <= {top.token for top in entry.top_logprobs} for entry in entries)
+    if not stream:
+        include: Any = ["message.output_text.logprobs"]
+        response = running.client().responses.create(
+            model=MODEL, input="ten", temperature=0, max_output_tokens=3, include=include, extra_body=body
+        )
+        told = response.to_dict()["output"][0]["content"][0]["logprobs"]
+        assert [{top["token"] for top in one["top_logprobs"]} >= named for one in told] == [True] * 3
+        with pytest.raises(openai.BadRequestError, match="logprob_token_ids needs include"):
+            running.client().responses.create(model=MODEL, input="ten", extra_body=body)
     with pytest.raises(openai.BadRequestError, match="logprob_token_ids needs logprobs"):
         running.client().chat.completions.create(messages=user("ten"), **fields, extra_body=body)
     wrong = {"logprob_token_ids": [10**6]}

@@ -16,6 +16,7 @@ import regex
 from transformers import AutoTokenizer
 
 from corellm import LLM, ReasoningParams, SamplingParams, StructuredOutputsParams
+from corellm.errors import InvalidParameterError
 from corellm.sampling.constraint import Constraint, num_words
 from corellm_structured.constraint import StructuredConstraints
 
@@ -181,3 +182,15 @@ def test_outputs_of_a_model(llm: LLM, tiny_llava: Path) -> None:
         assert small.engine.scheduler.get_stats().num_preemptions > 0
     for outputs in (alone, preempted):
         assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in together]
+
+
+def test_an_end_of_reasoning_that_ends_the_output(tokenizer: Any) -> None:
+    """It is forced where nothing comes behind it; where a form does, the request is refused, as it would never end."""
+    ends = frozenset(StructuredConstraints(tokenizer, len(tokenizer)).vocabulary.marker("</think>").token_ids)
+    constraints = StructuredConstraints(tokenizer, len(tokenizer))
+    bound = ReasoningParams(is_begun=True, max_tokens=0)
+    assert filled(constraints(bound.before(None), ends), len(tokenizer)) <= ends
+    definition = StructuredOutputsParams(regex="a", reasoning=bound).definition()
+    constraints(definition, frozenset({tokenizer.eos_token_id}))
+    with pytest.raises(InvalidParameterError, match="'</think>' is a token that ends the output"):
+        constraints(definition, ends)

@@ -18,7 +18,7 @@ from corellm.loading.checkpoint import load_hf_config
 from corellm.loading.locating import LocatedModel
 from corellm.modelling.checkpoint_files import require_weights
 from corellm.plugin.manager import call_static_hook
-from corellm.sampling.constraint import find_constraints
+from corellm.sampling.extensions import find_extensions
 from corellm.system.process import usable_cpus
 from corellm.templates.renderer import TemplateRenderer
 
@@ -86,7 +86,7 @@ def open_front_end(
         mm_processor.start()
         processor = opening.make_input_processor(
             config, opened, mm_processor, ready.vocab_size, ready.embedding_size, ready.max_model_len,
-            find_constraints(opened.context.tokenizer, ready.vocab_size),
+            find_extensions(opened.context.tokenizer, ready.vocab_size),
         )  # fmt: skip
         _ = mm_processor.profile  # measured now, not in the first request
         on_failure.pop_all()

@@ -98,9 +98,7 @@ class Processing:
                 for row in rows:
                     self._apply(processor, [row], work, states)
                 return
-            (row,) = rows
-            where = f"generated token {states[row].num_generated}: the logits processor {processor.name}"
-            states[row].failure = failure_of(where, error, RequestFailedError)
+            states[rows[0]].fail(f"the logits processor {processor.name}", error)
 
     def _chain(self, params: SamplingParams) -> list[Processor]:
         return [self._made(one) for one in params.logits_processors or ()]

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from corellm.sampling_params import SamplingParams
+from corellm.sampling_params import MAX_LOGPROBS, SamplingParams
 from corellm_server.errors import ApiError
 from corellm_server.limits import RequestLimits
 from corellm_server.requests.sampling import OF_BEAMS, CompletionFields
 
 _MOST_TOKENS = 2**31 - 1
+_MOST_BEAMS = MAX_LOGPROBS // 2
+"""With more, each beam would take the whole vocabulary's log-probabilities."""
 _NOTHING: tuple[object, ...] = (0, "", [], {})
 _WITHOUT_BEAMS: Mapping[str, tuple[object, ...]] = {
     **dict.fromkeys(("presence_penalty", "frequency_penalty", "logit_bias", "min_tokens", "min_p", "stop"), _NOTHING),
@@ -56,9 +58,10 @@ def beam_fields(request: CompletionFields, params: SamplingParams, limits: Reque
         raise ApiError(
             400, "a search with beams holds outputs to no form; leave one of both out", param="use_beam_search"
         )
-    width = params.n if request.best_of is None else request.best_of
-    if not params.n <= width <= limits.max_n:
-        raise ApiError(400, f"best_of must be in [n, {limits.max_n}], n is {params.n}, got {width}", param="best_of")
+    width, most = params.n if request.best_of is None else request.best_of, min(limits.max_n, _MOST_BEAMS)
+    if not params.n <= width <= most:
+        told, name = f"n is {params.n}, got {width}", "n" if request.best_of is None else "best_of"
+        raise ApiError(400, f"a search has n to {most} beams ({name}); {told}", param=name)
     given = {name: getattr(request, name) for name in ("early_stopping", "ignore_eos", "length_penalty")}
     return {
         **{name: value for name, value in given.items() if value is not None},

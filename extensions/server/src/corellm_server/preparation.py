@@ -31,6 +31,7 @@ from corellm_server.requests.completions import Prompt
 from corellm_server.requests.forms import form_errors, form_field
 from corellm_server.requests.sampling import ChoiceFields
 from corellm_server.stages import stage
+from corellm_server.tools.held import arguments_alone
 
 if TYPE_CHECKING:
     from corellm_lora.request import LoRARequest
@@ -191,24 +192,58 @@ class Preparation:
         except RequestError as error:
             raise ApiError(error.status, f"{where}: {error}", param=error.param or where) from error
 
-    async def check_form(
-        self, exchange: Exchange, request: ChoiceFields, params: SamplingParams, *, is_of_tools: bool = False
-    ) -> None:
-        """Check the form that an output is to have, which may take seconds; from then on it is known.
-
-        Args:
-            exchange: the request.
-            request: its body.
-            params: with the form.
-            is_of_tools: whether the form is that of calls, and not the client's own.
+    async def check_form(self, exchange: Exchange, request: ChoiceFields, params: SamplingParams) -> None:
+        """Check the form that a client asks an output to have.
 
         Raises:
             ApiError, CorellmError: outputs cannot be held to it; names the client's field.
         """
+        await self._check_form(exchange, form_field(request), params)
+
+    async def check_calls(
+        self,
+        exchange: Exchange,
+        request: ChoiceFields,
+        asked: SamplingParams,
+        held: SamplingParams,
+        places: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        """Check the form of calls. If outputs cannot be held to it, its parts are checked, to tell which is at fault.
+
+        Args:
+            exchange: the request.
+            request: its body.
+            asked: as the client has it, maybe with a form of its own, which is a part.
+            held: with the form of calls.
+            places: the schemas of what is called, by where they are in the request.
+
+        Raises:
+            ApiError, CorellmError: outputs cannot be held to it; names the client's field.
+        """
+        try:
+            await self._check_form(exchange, "tools", held)
+        except ApiError:
+            await self.check_form(exchange, request, asked)
+            for place, schema in places.items():
+                form = await exchange.aside(partial(arguments_alone, schema))
+                await self._check_form(exchange, place, SamplingParams(structured_outputs=form))
+            raise
+
+    async def _check_form(self, exchange: Exchange, field: str, params: SamplingParams) -> None:
+        """Check a form, which may take seconds; from then on it is known.
+
+        Args:
+            exchange: the request.
+            field: that it comes from.
+            params: with the form.
+
+        Raises:
+            ApiError, CorellmError: outputs cannot be held to it; names the field.
+        """
         if params.constraint is None:
             return
-        exchange.form_field = "tools" if is_of_tools else form_field(request)
-        with form_errors(exchange.form_field):
+        exchange.form_field = field
+        with form_errors(field):
             check = partial(self._client.input_processor.check_params, params)
             key = blake2b(params.constraint.definition.encode(errors="surrogatepass"), digest_size=16).digest()
             if key in self._passed:

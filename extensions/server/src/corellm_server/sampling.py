@@ -21,6 +21,7 @@ _DEFAULT_COMPLETION_TOKENS = 16
 _MOST_TOKENS = 1e9
 """Beyond any model's, so that the error names the client's field."""
 
+_NEEDED_BY_RESPONSES = 'include: ["message.output_text.logprobs"]'
 _MOST_OF_LISTS = {
     "stop_token_ids": (1 << 14, "token ids"),
     "allowed_token_ids": (1 << 17, "token ids"),
@@ -70,7 +71,7 @@ def responses_params(request: ResponsesRequest, defaults: SamplingParams, limits
         ApiError, InvalidParameterError: a value out of range; names the field.
     """
     if request.top_logprobs and not request.wants_logprobs:
-        raise ApiError(400, 'top_logprobs needs include: ["message.output_text.logprobs"]', param="top_logprobs")
+        raise ApiError(400, f"top_logprobs needs {_NEEDED_BY_RESPONSES}", param="top_logprobs")
     logprobs = (request.top_logprobs or 0) if request.wants_logprobs else None
     max_tokens = limits.max_tokens if request.max_output_tokens is None else request.max_output_tokens
     return _params(request, defaults, limits, "max_output_tokens", max_tokens, logprobs)
@@ -117,8 +118,9 @@ def _params(
         _at_most("n", request.n, limits.max_n)
         if request.stream_options is not None and not request.stream:
             raise ApiError(400, "stream_options needs stream: true", param="stream_options")
-        if request.logprob_token_ids and logprobs is None:
-            raise ApiError(400, "logprob_token_ids needs logprobs", param="logprob_token_ids")
+    if getattr(request, "logprob_token_ids", None) and logprobs is None:
+        needed = _NEEDED_BY_RESPONSES if isinstance(request, ResponsesRequest) else "logprobs"
+        raise ApiError(400, f"logprob_token_ids needs {needed}", param="logprob_token_ids")
     _at_most(stop_name, len(stop), limits.max_stop, "strings")
     for name, (most, unit) in _MOST_OF_LISTS.items():
         _at_most(name, len(getattr(request, name, None) or ()), most, unit)

@@ -27,7 +27,7 @@ from corellm_server.requests.chat import ChatRequest
 from corellm_server.requests.forms import form_errors, schema_of
 from corellm_server.requests.messages import MessagesRequest
 from corellm_server.requests.responses import ResponsesRequest
-from corellm_server.requests.tools import demand_of, given_tools, strict_place
+from corellm_server.requests.tools import demand_of, given_tools, parameter_places, strict_place
 from corellm_server.uploads import Uploads
 from corellm_server.uses import check_tasks
 
@@ -136,15 +136,17 @@ class Service:
             ApiError, CorellmError: what is wrong; names the client's field.
         """
         given = given_tools(tools, choice, self.config.limits.max_tools)
-        await self.preparation.check_form(exchange, body, params)
         demand, schema = demand_of(given, choice, one_call), schema_of(body)
         strict = None if params.constraint is not None else strict_place(tools)  # the client's form is for all of it
         form = await exchange.aside(
             lambda: self.forms.of(given, body.chat_template, demand=demand, strict=strict, schema=schema)
         )
-        if form.held is not None:
-            params = await exchange.aside(lambda: form.holding(params))
-            await self.preparation.check_form(exchange, body, params, is_of_tools=True)
+        if form.held is None:
+            await self.preparation.check_form(exchange, body, params)
+        else:
+            asked, params = params, await exchange.aside(lambda: form.holding(params))
+            places = parameter_places(tools, demand.tools or given, body.PARAMETERS)
+            await self.preparation.check_calls(exchange, body, asked, params, places)
         prompt = await self.preparation.conversation(exchange, body, priority=body.priority, tools=given)
         begun, thinks, budget = body.is_begun, body.thinks, body.thinking_budget
         if isinstance(body, MessagesRequest) and not self.forms.can_bound_reasoning:

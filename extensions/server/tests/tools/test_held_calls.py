@@ -267,16 +267,42 @@ def test_markers_that_are_special_tokens(loaded: AsyncLLM) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "told", "param"),
     [
-        ({"tools": [function("f", a={"type": "array", "uniqueItems": True})]}, "uniqueItems"),
-        ({"extra_body": {"ignore_eos": True}, "parallel_tool_calls": False}, "leave no token"),
+        ({"tools": [function("f", a={"type": "array", "uniqueItems": True})]}, "uniqueItems",
+         "tools[0].function.parameters"),
+        ({"extra_body": {"ignore_eos": True}, "parallel_tool_calls": False}, "leave no token", "tools"),
     ],
-)
-def test_what_cannot_be_held_to(running: Running, fields: dict[str, Any], told: str) -> None:
+)  # fmt: skip
+def test_what_cannot_be_held_to(running: Running, fields: dict[str, Any], told: str, param: str) -> None:
     with pytest.raises(openai.BadRequestError, match=told) as caught:
         running.client().chat.completions.create(**ask(1, **fields))
-    assert caught.value.param == "tools"
+    assert caught.value.param == param
+    assert "structural_tag" not in str(caught.value)
+
+
+def test_which_part_of_calls_cannot_be_held_to(running: Running) -> None:
+    """The client's own form, or the schema of a tool that may be called, where each interface has it."""
+    bad = {"type": "object", "properties": {"a": {"not": {}}}}
+    tools = [{"name": name, "parameters": {} if name == "fine" else bad} for name in ("other", "fine", "wrong")]
+    chat = {"model": MODEL, "messages": user("x"), "max_tokens": 4}
+    named = {"type": "function", "function": {"name": "wrong"}}
+    functions = [{"type": "function", "function": tool} for tool in tools]
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": bad}}
+    own = {"response_format": form, "tools": functions[1:2]}
+    in_messages = [{"name": tool["name"], "input_schema": tool["parameters"]} for tool in tools]
+    for path, body, param in (
+        ("/v1/chat/completions", {**chat, "tools": functions, "tool_choice": named}, "tools[2].function.parameters"),
+        ("/v1/chat/completions", {**chat, **own, "tool_choice": "auto"}, "response_format.json_schema.schema"),
+        ("/v1/responses", {"model": MODEL, "input": "x", "tool_choice": "required", "tools": [
+            {"type": "function", **tool} for tool in tools[1:]]}, "tools[1].parameters"),
+        ("/v1/messages", {**chat, "tools": in_messages, "tool_choice": {"type": "any"}}, "tools[0].input_schema"),
+    ):  # fmt: skip
+        reply = running.post(path, body)
+        assert reply.status_code == 400, reply.text
+        message = reply.json()["error"]["message"]
+        assert message.startswith(f"{param}: "), message
+        assert "not" in message
 
 
 NUMBER = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
@@ -399,7 +425,7 @@ def test_schemas_that_are_none(running: Running, wrong: dict[str, Any]) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {}}, **wrong}}}
     with pytest.raises(openai.BadRequestError) as caught:
         running.client().chat.completions.create(**ask(0, tools=[tool]))
-    assert caught.value.param == "tools"
+    assert caught.value.param == "tools[0].function.parameters"
     assert next(iter(wrong)) in str(caught.value)
 
 
@@ -415,7 +441,7 @@ def test_large_tools_are_worked_on_aside(running: Running, monkeypatch: pytest.M
     tool = function("f", a={"enum": [*range(200_000)]})
     with pytest.raises(openai.BadRequestError, match="are allowed; shorten it"):
         running.client().chat.completions.create(**ask(0, tools=[tool]))
-    assert [name.partition("_")[0] for name in threads] == ["corellm-aside"]
+    assert {name.partition("_")[0] for name in threads} == {"corellm-aside"}
 
 
 @pytest.mark.parametrize("parser", [HermesCalls, LlamaCalls, MistralCalls, DeepSeekCalls, PythonicCalls])

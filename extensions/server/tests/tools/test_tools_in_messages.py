@@ -10,7 +10,7 @@ from anthropic import beta_tool
 from anthropic.types import Message
 
 from corellm import AsyncLLM
-from corellm.sampling.constraint import NO_CONSTRAINTS
+from corellm.sampling.extensions import NO_EXTENSIONS
 from extensions.server.tests.conftest import MODEL, Running, serving, user
 from extensions.server.tests.parsing.forms import FORMS, TOOLS
 from extensions.server.tests.scripted import ScriptedLLM
@@ -311,7 +311,7 @@ def test_a_budget_without_what_bounds_it(
     scripted: ScriptedLLM, loaded: AsyncLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Anthropic's clients must state one: it is left out where OpenAI's field, which nobody must give, is refused."""
-    monkeypatch.setattr(loaded.input_processor, "_constraints", NO_CONSTRAINTS)
+    monkeypatch.setattr(loaded.input_processor, "_extensions", NO_EXTENSIONS)
     template = "{{ messages[0].content }}{# <think> </think> #}"
     scripted.outputs = ["<think>Hm.</think>Yes."]
     with serving(scripted, allow_request_templates=True) as server:

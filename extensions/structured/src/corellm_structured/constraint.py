@@ -52,10 +52,24 @@ class StructuredConstraints:
             self._checker.check(form)
         made: Constraint = AnyTokens()
         if form:
+            if reasoning is not None:
+                self._check_end(reasoning, stop_token_ids or frozenset())
             made = StructuredConstraint(self, form, stop_token_ids or frozenset(), reasoning)
         if reasoning is None or reasoning.max_tokens is None:
             return made
         return BoundedReasoning(made, reasoning, self.vocabulary)
+
+    def _check_end(self, reasoning: ReasoningParams, stop_token_ids: frozenset[int]) -> None:
+        """Return if a form can come behind reasoning.
+
+        Raises:
+            InvalidParameterError: the output ends where the reasoning does.
+        """
+        if stop_token_ids and stop_token_ids.intersection(self.vocabulary.marker(reasoning.end).token_ids):
+            told = f"the reasoning's end {reasoning.end!r} is a token that ends the output: no form can come behind it"
+            raise InvalidParameterError(
+                f"structured_outputs: {told}; take it out of stop_token_ids", param="structured_outputs.reasoning"
+            )
 
     def prepare(self) -> None:
         """Read the tokenizer; as of `MakeConstraint`."""

@@ -18,8 +18,8 @@ _LIMITS = LLParserLimits(max_lexer_states=50_000, step_max_items=1_000_000, verb
 items in a step is too low for an object of 250 properties with a large vocabulary.
 """
 _LIMITS_OF_GRAMMARS = LLParserLimits(max_lexer_states=50_000, max_items_in_row=500, verbose_errors=False)
-"""The same for what may read a text in many ways, as no other form does: a row of the parser takes time as the square or
-the cube of its items, 4 ms of a processor with as many. The step's limit is the library's.
+"""The same for what may read a text in many ways, as no other form does: a row of the parser takes time as the square
+or the cube of its items, 4 ms of a processor with as many. The step's limit is the library's.
 """
 _MAX_MESSAGE = 500
 SPECIAL = b"\xff"

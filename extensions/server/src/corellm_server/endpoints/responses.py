@@ -12,6 +12,7 @@ from corellm_server.endpoints.replies import STREAM, JsonBody, declared, json_re
 from corellm_server.exchange import exchange_of
 from corellm_server.requests.responses import ResponsesRequest
 from corellm_server.responses.events import EventStream, encoded, events_of
+from corellm_server.responses.logprobs import num_reported
 from corellm_server.responses.model_response import ModelResponse
 from corellm_server.sampling import responses_params
 from corellm_server.service import Service
@@ -36,7 +37,7 @@ def response_routes(service: Service) -> APIRouter:
         prompt, params, form = await service.prepare(exchange, body, params, *asked, is_capped=is_capped)
         place = await kept.place(exchange, body)
         settings = {**_settings(body, model, params), "store": place is not None}
-        response = ModelResponse(settings, params.logprobs, form, one_call=body.parallel_tool_calls is False)
+        response = ModelResponse(settings, num_reported(params), form, one_call=body.parallel_tool_calls is False)
         if body.background and place is not None:
             outputs = service.generate(exchange, prompt, params)
             run = await kept.begin(exchange, place, response, outputs, is_streamed=body.stream is True)

@@ -107,7 +107,7 @@ class KeptResponses:
             raise ApiError(400, "background needs store: a client comes back for the response", param="background")
         for param in ("background", "previous_response_id"):
             if getattr(body, param) and not self._options.responses_max_kept:
-                told = "this server keeps no responses (--responses-max-kept 0); send the whole conversation, and wait"
+                told = "no responses are kept here; leave it out, send the whole conversation, and wait"
                 raise ApiError(400, f"{param}: {told}", param=param, code="unsupported_parameter")
 
     async def place(self, exchange: Exchange, body: ResponsesRequest) -> Place | None:

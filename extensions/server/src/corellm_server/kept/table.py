@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -174,7 +175,7 @@ class ResponseTable:
 
 
 def _opened(file: str) -> sqlite3.Connection:
-    """A database in a file that only this process can use; a new one, only this user can read."""
+    """A database in a file that only this process can use, and only this user can read."""
     told = f"responses_store {file!r:.200}"
     if not Path(file).parent.is_dir():
         raise ConfigError(f"{told}: there is no such directory; make it")
@@ -192,6 +193,7 @@ def _opened(file: str) -> sqlite3.Connection:
         db.rollback()
         (version,) = db.execute("PRAGMA user_version").fetchone()
         (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        mode = stat.S_IMODE(os.stat(file).st_mode)
     except sqlite3.Error as error:
         db.close()
         is_busy = isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
@@ -200,4 +202,7 @@ def _opened(file: str) -> sqlite3.Connection:
     if tables and version != _VERSION:
         db.close()
         raise ConfigError(f"{told} is another program's, or another version's; choose another file")
+    if mode & 0o077:
+        db.close()
+        raise ConfigError(f"{told}: its mode is {mode:o}, and conversations in it are nobody else's; chmod 600 it")
     return db

@@ -27,6 +27,8 @@ class TemplateFields(Body):
     """How a conversation becomes a prompt."""
 
     FIELD: ClassVar[str] = "messages"
+    PARAMETERS: ClassVar[str] = "parameters"
+    """What the schema of a tool's arguments is called."""
     """The field that has the conversation, for errors."""
     JOINS_TURNS: ClassVar[bool] = False
     """Whether neighbours of the same role are one turn."""

@@ -84,6 +84,7 @@ class MessagesFields(TemplateFields, ChoiceFields):
     """A conversation in Anthropic's form, and what it asks for."""
 
     JOINS_TURNS: ClassVar[bool] = True
+    PARAMETERS: ClassVar[str] = "input_schema"
     IGNORED: ClassVar[Mapping[str, str]] = {
         "diagnostics": "why a cache had no use",
         "inference_geo": "where to run",

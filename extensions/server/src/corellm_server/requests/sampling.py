@@ -101,6 +101,8 @@ class SamplingFields(ChoiceFields):
 
     stop: str | Annotated[list[str], FIRST_ERROR] | None = None
     """Up to four strings that end the output."""
+    logprob_token_ids: Annotated[list[int], FIRST_ERROR] | None = None
+    """Report log-probabilities of these tokens, too, where those of the output's tokens are asked for."""
 
 
 class CompletionFields(SamplingFields):
@@ -122,8 +124,6 @@ class CompletionFields(SamplingFields):
     """Exponent of the length by which a beam's log-probability is divided, for its score; with `use_beam_search`."""
     early_stopping: bool | str | None = None
     """When a search ends: `true`, `false` or `never`; with `use_beam_search`."""
-    logprob_token_ids: Annotated[list[int], FIRST_ERROR] | None = None
-    """Report log-probabilities of these tokens, too; with `logprobs`."""
     response_format: dict[str, Any] | None = None
     """The form of the output: `{"type": "text"}`, `json_object`, `json_schema` with `json_schema.schema`, or
     `structural_tag`."""

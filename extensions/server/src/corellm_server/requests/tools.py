@@ -63,6 +63,24 @@ def demand_of(tools: Sequence[Mapping[str, Any]], choice: object, one_call: bool
     return Demand(tools if choice == "required" else (), one_call=one_call)
 
 
+def parameter_places(
+    tools: Sequence[Any] | None, called: Sequence[Mapping[str, Any]], field: str
+) -> dict[str, Mapping[str, Any]]:
+    """The schemas of tools that may be called, by where the client has them.
+
+    Args:
+        tools: of the request, which `given_tools` has checked.
+        called: some of its result.
+        field: the client's name of a schema.
+    """
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in called}
+    return {
+        f"tools[{i}]{'.function' if 'function' in tool else ''}.{field}": schemas[name]
+        for i, tool in enumerate(tools or ())
+        if (name := tool.get("function", tool)["name"]) in schemas
+    }
+
+
 def strict_place(tools: Sequence[Any] | None) -> str | None:
     """The place of the first `strict` that is true: calls must keep to their schemas. None if there is none.
 

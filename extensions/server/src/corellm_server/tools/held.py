@@ -64,6 +64,11 @@ def calls_in_text(
     return StructuredOutputsParams(structural_tag={"format": {"type": "or", "elements": [calls, text]}})
 
 
+def arguments_alone(schema: Mapping[str, Any]) -> StructuredOutputsParams:
+    """The form of the arguments of a call."""
+    return StructuredOutputsParams(json=closed(schema))
+
+
 def has_marker(parser: type[ToolParser]) -> bool:
     """Whether calls begin with a marker, in a form whose arguments are JSON."""
     return parser.WRITTEN is not None and parser.WRITTEN[0].startswith(parser.MARKERS[0])
