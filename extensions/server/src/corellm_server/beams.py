@@ -60,8 +60,8 @@ def beam_fields(request: CompletionFields, params: SamplingParams, limits: Reque
         )
     width, most = params.n if request.best_of is None else request.best_of, min(limits.max_n, _MOST_BEAMS)
     if not params.n <= width <= most:
-        told, name = f"n is {params.n}, got {width}", "n" if request.best_of is None else "best_of"
-        raise ApiError(400, f"a search has n to {most} beams ({name}); {told}", param=name)
+        name = "n" if request.best_of is None else "best_of"
+        raise ApiError(400, f"{name} must be in [n, {most}], n is {params.n}, got {width}", param=name)
     given = {name: getattr(request, name) for name in ("early_stopping", "ignore_eos", "length_penalty")}
     return {
         **{name: value for name, value in given.items() if value is not None},
