@@ -17,10 +17,10 @@ TokenMask = NDArray[np.int32]
 class Constraint(Protocol):
     """What one sequence may still generate; made by an extension, owned by the sequence's `SamplingState`.
 
-    It knows the output alone, from its first token on, not the prompt. It is called in the engine's thread, between a
-    step's logits and its tokens, one row after another. An `Exception` of a method fails its completion alone; what is
-    none, as a panic of a library in Rust, must be caught. After a preemption another object is made, and given the
-    whole output again: it must fill the same masks.
+    It knows the output alone, from its first token on, not the prompt. It is called in the engine's thread, before a
+    step's tokens are chosen (on a GPU, while the step runs), one row after another. An `Exception` of a method fails
+    its completion alone; what is none, as a panic of a library in Rust, must be caught. After a preemption another
+    object is made, and given the whole output again: it must fill the same masks.
     """
 
     def fill(self, mask: TokenMask) -> None:
