@@ -6,6 +6,7 @@ import json
 import sqlite3
 import threading
 import time
+from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -385,6 +386,44 @@ def test_nothing_is_kept(llm: AsyncLLM) -> None:
             error = error_of(running.post(PATH, ask("x", **fields)), 400)
             assert error["param"] == next(iter(fields))
             assert "server" not in error["message"]  # `corellm batch` says it, too
+
+
+def test_media_of_earlier_turns_are_not_fetched_again(llm: AsyncLLM) -> None:
+    """A URL may have ended since, or have something else: the conversation goes on with what it had, the client's own.
+
+    A URL that is sent again is fetched again, and so is one whose content gave way to others'.
+    """
+    fetched: list[str] = []
+
+    async def fetch(url: str, *, kind: str) -> bytes:
+        fetched.append(url)
+        return b64decode(data_url(len(fetched)).partition(",")[2])
+
+    def seen(url: str) -> list[dict[str, Any]]:
+        return [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]
+
+    one, other = "https://example.org/1", "https://example.org/2"
+    with serving(llm, fetch, api_key=["a", "b"]) as running:
+
+        def turn(key: str, given: Any, before: dict[str, Any] | None = None) -> dict[str, Any]:
+            id = None if before is None else before["id"]
+            headers = {"Authorization": f"Bearer {key}"}
+            reply = running.post(PATH, ask(given, previous_response_id=id, max_output_tokens=2), headers=headers)
+            assert reply.status_code == 200, reply.text
+            answer: dict[str, Any] = reply.json()
+            return answer
+
+        first = turn("a", seen(one))
+        second = turn("a", "and?", first)
+        assert second["usage"]["input_tokens_details"]["cached_tokens"] > 0
+        turn("a", seen(other), second)
+        assert fetched == [one, other]
+        turn("b", seen(one))
+        turn("a", seen(one), second)
+        assert fetched == [one, other, one, one]
+        running.service.preparation._sources._fetched._max_bytes = 0
+        turn("a", "and?", turn("a", seen(one)))
+        assert fetched[4:] == [one, one]
 
 
 # --- faults ---------------------------------------------------------------------------------------------------------

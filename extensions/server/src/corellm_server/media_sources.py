@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +22,7 @@ from corellm_server.errors import ApiError
 from corellm_server.tasks import all_results
 
 _LONGEST_NAME = 4096
+_MAX_FETCHED = 64 << 20
 _NOT_FOLLOWED = os.O_NOFOLLOW | getattr(os, "O_PATH", os.O_NONBLOCK)  # opening a device may have effects of its own
 
 
@@ -32,6 +34,34 @@ class Fetcher(Protocol):
 
     async def close(self) -> None:
         """Close what is open."""
+
+
+class FetchedMedia:
+    """What was fetched for conversations that are kept, until it gives way to what was used later.
+
+    Args:
+        max_bytes: of all of it.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes, self._num_bytes = max_bytes, 0
+        self._contents: OrderedDict[tuple[str, str], bytes] = OrderedDict()
+        """By owner and URL."""
+
+    def get(self, owner: str, url: str) -> bytes | None:
+        """What an owner's URL had; None if it is not there any more."""
+        content = self._contents.get((owner, url))
+        if content is not None:
+            self._contents.move_to_end((owner, url))
+        return content
+
+    def put(self, owner: str, url: str, content: bytes) -> None:
+        """Take what an owner's URL has now."""
+        self._num_bytes += len(content) - len(self._contents.pop((owner, url), b""))
+        self._contents[owner, url] = content
+        while self._num_bytes > self._max_bytes:
+            _, oldest = self._contents.popitem(last=False)
+            self._num_bytes -= len(oldest)
 
 
 class MediaSources:
@@ -47,19 +77,32 @@ class MediaSources:
         self._takes_embeddings = takes_embeddings
         self._root = None if root is None else Path(root).resolve()
         self._fetcher = fetcher
+        self._fetched = FetchedMedia(_MAX_FETCHED)
 
-    async def load(self, sources: Sequence[Part]) -> None:
+    async def load(self, sources: Sequence[Part], owner: str | None = None, earlier: str = "") -> None:
         """Replace the names in all parts; the first failure cancels the others.
+
+        Args:
+            sources: the parts.
+            owner: of the conversation, if that is kept: its next turns need not fetch again.
+            earlier: what the places of parts of its earlier turns begin with.
 
         Raises:
             ApiError: names the part.
         """
-        await all_results(self._load(source) for source in sources if _needs_loading(source))
+        await all_results(self._load(source, owner, earlier) for source in sources if _needs_loading(source))
 
-    async def _load(self, source: Part) -> None:
+    async def _load(self, source: Part, owner: str | None, earlier: str) -> None:
         try:
-            load = self._embeddings if source.are_embeddings else self._content
-            source.value = await load(source)
+            if source.are_embeddings:
+                source.value = await self._embeddings(source)
+            elif owner is None or not is_remote(source.value):
+                source.value = await self._content(source)
+            else:
+                found = self._fetched.get(owner, source.value) if source.where.startswith(earlier) else None
+                content = await self._content(source) if found is None else found
+                self._fetched.put(owner, source.value, content)
+                source.value = content
         except MediaError as error:
             raise ApiError(error.status, f"{source.where}: {error}", param=source.where) from error
 

@@ -100,7 +100,8 @@ class Preparation:
                 joins_turns=request.JOINS_TURNS,
             )
         )
-        await self.load(checked.sources)
+        owner = (exchange.salt or "") if request.is_kept else None
+        await self.load(checked.sources, owner, earlier=f"{request.FIELD}[-")
         return await self._checked(
             exchange, checked, mm_processor_kwargs=request.mm_processor_kwargs, priority=priority or 0, **options
         )
@@ -137,14 +138,14 @@ class Preparation:
             request.check_tells_nothing()
         return await self._checked(exchange, checked)
 
-    async def load(self, parts: Sequence[Part]) -> None:
-        """Load the media that parts name.
+    async def load(self, parts: Sequence[Part], owner: str | None = None, *, earlier: str = "") -> None:
+        """Load the media that parts name; arguments as of `MediaSources.load`.
 
         Raises:
             ApiError: names the part at fault.
         """
         with stage("fetch"):
-            await self._sources.load(parts)
+            await self._sources.load(parts, owner, earlier)
 
     async def rendered(
         self, exchange: Exchange, checked: CheckedMessages, template: str, *, priority: int | None

@@ -47,6 +47,11 @@ class TemplateFields(Body):
     """Most tokens of the prompt: the oldest turns are left out until it fits."""
 
     @property
+    def is_kept(self) -> bool:
+        """Whether the conversation has earlier turns that are kept, with negative numbers, or may become one."""
+        return False
+
+    @property
     def turns(self) -> list[dict[str, Any]]:
         """The conversation as chat's messages.
 

@@ -129,6 +129,11 @@ class ResponsesRequest(TemplateFields, SamplingFields):
         return "message.output_text.logprobs" in (self.include or ())
 
     @property
+    def is_kept(self) -> bool:
+        """See `TemplateFields`."""
+        return self.store is not False or self.previous_response_id is not None
+
+    @property
     def turns(self) -> list[dict[str, Any]]:
         """The conversation as chat's messages.
 
