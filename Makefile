@@ -80,7 +80,7 @@ forms: setup     ## outputs of forms and calls of tools: 1,000 sampled, 2,000 ra
 	$(BIN)/python -m extensions.structured.tests.proof.calls --seed $(SEED)
 	$(BIN)/python -m extensions.structured.tests.proof.hostile --seed $(SEED)
 
-promises: setup  ## what is promised of faults, bad input, time and memory, at full scale; needs Linux and a machine that does nothing else
+promises: setup  ## what is promised of faults, bad input, results, time and memory, at full scale; needs Linux and a machine that does nothing else
 	$(BIN)/python -m pytest -m full
 
 soak: setup      ## mixed, broken and hostile load on a server for MINUTES, drawn in soak.png

@@ -65,7 +65,8 @@ ELSEWHERE = {
     22: [("tests/loading/test_checkpoint.py", "test_broken_files_are_named")],
     31: [("tests/multimodal/test_hashing.py", "test_requests_share_an_entry_exactly_when_all_is_equal")],
     32: [("tests/scheduling/test_simulation.py", "test_random_load_on_tiny_caches")],
-    35: [("extensions/speculative/tests/test_same_results.py", "test_a_requests_results_are_its_own")],
+    35: [("tests/same_results/test_same_results.py", "test_a_requests_results_are_its_own"),
+         ("tests/same_results/test_over_http.py", "test_over_http")],
 }  # fmt: skip
 """Tests that are named for what they are about."""
 

@@ -1,0 +1,57 @@
+"""Models whose results are compared: a tiny one of every family and of kinds of decoders, and one of 512 x 8.
+
+Knows checkpoints and what they take; knows no requests.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.test_families import FAMILIES
+from tests.text_models.stateful import MAIN as STATEFUL
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint to make, and what it takes."""
+
+    module: str
+    sizes: dict[str, Any]
+    modalities: tuple[str, ...] = ()
+    several: bool = False
+    """Items in one prompt."""
+    refused: frozenset[str] = frozenset()
+    """Arguments of engines that it is refused with."""
+
+    def make(self, folder: Path) -> Path:
+        """Write the checkpoint."""
+        importlib.import_module(self.module).make_tiny_checkpoint(folder, **self.sizes)
+        return folder
+
+
+_TEXT = "corellm.text_models.tiny"
+_SIZES = {"intermediate_size": 96, "num_key_value_heads": 2}
+_EXPERTS = frozenset(("deepseek_vl2", "Qwen3NextForCausalLM", "GraniteMoeHybridForCausalLM", "JambaForCausalLM"))
+"""Left out: torch multiplies by the weights of experts."""
+_STATES_OF_ITEMS = frozenset(("enable_lora", "kv_cache_dtype"))
+_REFUSED = {
+    **dict.fromkeys(("blip", "florence2", "idefics", "mllama"), _STATES_OF_ITEMS),
+    "chameleon": frozenset(("enable_lora",)),
+}
+MODELS = {
+    **{
+        name: Model(one.module, one.options, one.modalities, one.several, _REFUSED.get(name, frozenset()))
+        for name, one in FAMILIES.items()
+        if name not in _EXPERTS
+    },
+    **{
+        name: Model(_TEXT, {"architecture": name, **sizes}, refused=frozenset(("speculative_config",)))
+        for name, sizes in STATEFUL.items()
+        if name not in _EXPERTS
+    },
+    "a large vocabulary": Model(_TEXT, {**_SIZES, "vocab_size": 70_000}),
+    "512 x 8": Model("corellm_llava.tiny", {"hidden_size": 512, "num_layers": 8}, ("image",), several=True),
+}
