@@ -1,4 +1,4 @@
-"""Engines of each model on each set of kernels that the processor runs; three models on the best are the short form."""
+"""Engines of each model on each set of kernels that the processor runs; two models on the best are the short form."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.same_results.engines import Engines, kernel_sets, kernels
 from tests.same_results.models import MODELS
 
 SETS = kernel_sets()
-IN_SHORT = ("llava", "gemma3", "florence2")
+IN_SHORT = ("llava", "gemma3")
 
 
 @pytest.fixture(

@@ -23,6 +23,8 @@ from corellm_lora.terms import Terms
 from tests.same_results.models import Model
 
 LENGTH = 160
+STATES = 160
+"""Most states of a request's items, which are in blocks, too."""
 DTYPES: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
@@ -115,9 +117,14 @@ class Engines:
         """Return arguments of an engine, whose blocks hold the longest request, but not many together."""
         options = {
             "max_model_len": LENGTH, "generation_config": "none", "device": "cpu", "scheduling_policy": "priority",
-            "num_kv_blocks": LENGTH // settings.get("block_size", 16), **DTYPES[dtype], **(LORA if lora else {}),
+            "num_kv_blocks": self._tokens // settings.get("block_size", 16), **DTYPES[dtype], **(LORA if lora else {}),
         }  # fmt: skip
         return {**{name: value for name, value in options.items() if name not in self.model.refused}, **settings}
+
+    @property
+    def _tokens(self) -> int:
+        """Room in the cache: where it holds states of items (and so cannot be of 8 bits), for these, too."""
+        return LENGTH + (STATES if "kv_cache_dtype" in self.model.refused else 0)
 
     def plain(self, dtype: str, lora: bool) -> LLM:
         """Return an engine to ask for one request at a time: in whole prompts, on no recorded plans."""
