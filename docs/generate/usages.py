@@ -153,6 +153,7 @@ SAME: dict[str, tuple[str, ...]] = {
         "llm.apply_model(lambda model: type(model).__name__)",
         "llm.reset_prefix_cache()",
         "llm.reset_mm_cache()",
+        'llm.sleep(level=1); llm.wake_up(tags=["weights", "kv_cache"])',
         "llm.llm_engine.get_tokenizer()",
         "del llm",
     ),
@@ -166,6 +167,7 @@ SAME: dict[str, tuple[str, ...]] = {
         'engine.abort_request("0")',
         'engine.abort_request(["0", "1"])',
         "engine.reset_prefix_cache()",
+        "engine.sleep(2); engine.is_sleeping(); engine.wake_up()",
         "engine.get_metrics()",
     ),
     "command lines": (
@@ -196,6 +198,7 @@ SAME: dict[str, tuple[str, ...]] = {
         "await async_llm.check_health()",
         "await async_llm.reset_prefix_cache()",
         "await async_llm.reset_mm_cache()",
+        "await async_llm.sleep(level=1); await async_llm.is_sleeping(); await async_llm.wake_up()",
         "async_llm.is_running",
         "async_llm.errored",
     ),
@@ -212,6 +215,7 @@ DIFFERENT: dict[str, str] = {
     "llm.start_profile()": "the trace goes into a file in the current directory, or into `start_profile(trace_file)`; "
     "no environment variable is read",
     "llm.stop_profile()": "returns the trace's file",
+    "llm.update_weights(directory)": "takes a directory of safetensors, or tensors by the checkpoint's names",
     "llm.engine": "corellm's own engine, beside `llm.llm_engine`; its configuration is `llm.engine.config`",
     "async_llm.dead": "the `EngineDeadError`, or None while it serves, instead of `dead_error`",
     "[output async for output in async_llm.chat(messages, params)]": "applies the chat template itself",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,27 @@ def test_results_are_the_requests_own(llama: Adapted, options: dict[str, Any]) -
         alone = [numbers_of(generate(llm, [prompt], llama.request(name))[0]) for prompt, name in REQUESTS]
         assert together == alone
     assert len({str(numbers) for numbers in together[: 1 + len(CONFIGS)]}) == 1 + len(CONFIGS)
+
+
+def test_adapters_go_on_with_other_weights(llama: Adapted, tmp_path: Path) -> None:
+    """As with a load of these weights; after a sleep without any they are as before. A recorded plan stays right."""
+    other = make_tiny_checkpoint(tmp_path, seed=1, intermediate_size=96, num_key_value_heads=2)
+    prompts = [prompt for prompt, _ in REQUESTS]
+
+    def numbers(llm: LLM) -> list[Any]:
+        llm.reset_prefix_cache()
+        return [numbers_of(generate(llm, [prompt], llama.request(name))[0]) for prompt, name in REQUESTS[:5]]
+
+    with engine(replace(llama, path=other)) as fresh:
+        wanted = numbers(fresh)
+    with engine(llama) as llm:
+        before = numbers(llm)
+        llm.sleep(2)
+        llm.wake_up()
+        assert numbers(llm) == before != wanted
+        llm.update_weights(other)
+        assert numbers(llm) == wanted
+        assert len(generate(llm, prompts, llama.requests(NAMES))) == len(prompts)
 
 
 def test_beams_have_adapters(llama: Adapted, wanted: list[Continuation]) -> None:

@@ -72,6 +72,7 @@ KINDS: dict[str, Kind] = {
     "simple_profiling": Kind("simple_profiling.py"),
     "flop_counting": Kind("flop_counting.py"),
     "apply_model": Kind("inplace_weights_loading.py"),
+    "sleep_mode": Kind("cuda_graph_sleep_mode.py, rlhf_colocate.py"),
     # items
     "vision_language": Kind("vision_language.py"),
     "vision_language_multi_image": Kind("vision_language_multi_image.py"),
@@ -102,10 +103,9 @@ KINDS: dict[str, Kind] = {
     "torchrun": Kind("torchrun_example.py", ConfigError, "one device"),
     "load_sharded_state": Kind("load_sharded_state.py", ConfigError, "load_format"),
     "save_sharded_state": Kind("save_sharded_state.py", AbsentMethodError, "engine_core"),
-    "sleep_mode": Kind("cuda_graph_sleep_mode.py, rlhf_colocate.py", AbsentMethodError, "close()"),
     "disaggregated_prefill": Kind("disaggregated_prefill.py, cpu_offload_lmcache.py", AbsentNameError, "KV cache"),
     "mistral_tokenizer": Kind("mistral-small.py", ConfigError, "tokenizer_mode"),
-    "rlhf": Kind("rlhf.py", AbsentMethodError, "apply_model"),
+    "rlhf": Kind("rlhf.py", AbsentMethodError, "update_weights"),
     "model_registration": Kind("custom_model_registration.py", AbsentNameError, "new-plugin"),
     "platforms": Kind("data_parallel.py on other devices", AbsentNameError, "torch"),
 }

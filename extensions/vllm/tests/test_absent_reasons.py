@@ -43,7 +43,6 @@ MISSING: dict[str, set[str]] = {
     "quantized checkpoints cannot": {"gptq", "awq", "marlin", "bitsandbytes", "quantized"},
     "the KV cache is not shared between processes": {"connector", "connectors", "disaggregated"},
     "weights and KV cache stay on the device": {"offload", "offloading"},
-    "weights cannot be exchanged from outside": {"update_weights", "weight_transfer"},
     "nothing is compiled": {"compilation", "inductor"},
     "there are no FlashInfer kernels": {"flashinfer"},
     "there is no cascade attention": {"cascade"},

@@ -108,6 +108,7 @@ def setup(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str
         "messages": MESSAGES,
         "messages_with_image_url": [{"role": "user", "content": [image, {"type": "text", "text": "What is it?"}]}],
         "model": "demo",
+        "directory": llm.engine.located.path,
         "args": EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(["--model", "demo"]),
     }
     monkeypatch.chdir(tmp_path)  # traces are written there

@@ -11,11 +11,11 @@ from corellm_vllm.absent.names import (
     LOGITS,
     NO_COMPILER,
     NO_CONNECTORS,
-    NO_SLEEP,
     NO_TRACING,
-    NO_UPDATES,
     ONE_DEVICE,
     REASONING,
+    SLEEP,
+    UPDATES,
 )
 
 _NO_QUANTIZATION = "quantized checkpoints cannot be served yet; take the one in bfloat16 or float16"
@@ -131,8 +131,8 @@ ENGINE_ARGUMENTS: dict[str, Absent] = {
     "kv_transfer_config": Absent((None,), NO_CONNECTORS),
     "kv_events_config": Absent((None,), NO_CONNECTORS),
     "ec_transfer_config": Absent((None,), NO_CONNECTORS),
-    "weight_transfer_config": Absent((None,), NO_UPDATES),
-    "enable_sleep_mode": Absent((None, False), NO_SLEEP),
+    "weight_transfer_config": Absent((None,), UPDATES),
+    "enable_sleep_mode": Absent((None, False, True), SLEEP),
     # steps
     "compilation_config": Absent((None, 0, {}), NO_COMPILER),
     "optimization_level": Absent((None, 0), NO_COMPILER),

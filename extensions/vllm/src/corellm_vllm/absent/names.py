@@ -9,12 +9,12 @@ from corellm.known_fields import Absent
 
 ONE_DEVICE = "a model runs on one device; start one process per device and divide the prompts"
 LORA_BY_REQUEST = "an adapter is read when a request names it (lora_request), and left when others need its place"
-NO_SLEEP = "leave the `with` block (or call close()), which frees the device, and load the model again"
+SLEEP = "any model sleeps: sleep(level) and wake_up(tags)"
 NO_TRACING = (
     "a server exports traces: corellm serve --otlp-traces-endpoint; here, use RequestOutput.metrics, get_metrics() or "
     "start_profile()"
 )
-NO_UPDATES = "weights cannot be exchanged from outside; use apply_model(function) to change the model in place"
+UPDATES = "weights come by name, or from a directory: update_weights(weights)"
 DRAFTS = "drafts are set by speculative_config={'method': 'ngram' or 'suffix', ...}, which needs extensions/speculative"
 NO_COMPILER = "nothing is compiled; GPUs replay CUDA graphs of decode steps unless enforce_eager=True"
 LOGITS = "give functions to SamplingParams(logits_processors=...), or register some by name: register_logits_processors"
@@ -77,12 +77,10 @@ RESET_ARGUMENTS: dict[str, Absent] = {
 """Arguments of `reset_prefix_cache`."""
 
 METHODS: dict[str, Absent] = {
-    "sleep": Absent((), NO_SLEEP),
-    "wake_up": Absent((), NO_SLEEP),
-    "is_sleeping": Absent((), NO_SLEEP),
-    "collective_rpc": Absent((), "the model is in this process; use apply_model(function)"),
-    "update_weights": Absent((), NO_UPDATES),
-    "init_weight_transfer_engine": Absent((), NO_UPDATES),
+    "collective_rpc": Absent(
+        (), "the model is in this process; use update_weights(weights) for its weights, or apply_model(function)"
+    ),
+    "init_weight_transfer_engine": Absent((), UPDATES),
     "set_tokenizer": Absent((), "choose it when the model is loaded: LLM(model, tokenizer=...)"),
     "enqueue": Absent((), "use AsyncLLM, which takes requests at any time"),
     "enqueue_chat": Absent((), "use AsyncLLM, which takes requests at any time"),
@@ -139,7 +137,7 @@ NAMES: dict[str, Absent] = {
     "SpeculativeConfig": Absent((), DRAFTS),
     "StructuredOutputsConfig": Absent((), "llguidance holds outputs to forms, and has no settings"),
     "ProfilerConfig": Absent((), "start_profile(trace_file) says where the trace goes"),
-    "WeightTransferConfig": Absent((), NO_UPDATES),
+    "WeightTransferConfig": Absent((), UPDATES),
     "VllmConfig": Absent((), "EngineArgs has all arguments, and engine.config of a loaded LLM their values"),
     "MediaConnector": Absent((), "use fetch_image, or give paths, data: URLs or bytes as items of a prompt"),
     "fetch_audio": Absent((), "give the path, the data: URL or the bytes as the audio of a prompt"),
@@ -154,9 +152,9 @@ MODULES: dict[str, Absent] = {
     "attention": Absent((), "backends come as extensions (corellm.extensions), and attention_backend= chooses one"),
     "benchmarks": Absent((), "`corellm bench` loads a server; an engine's own timings are in RequestOutput.metrics"),
     "compilation": Absent((), NO_COMPILER),
-    "device_allocator": Absent((), NO_SLEEP),
+    "device_allocator": Absent((), SLEEP),
     "distributed.kv_transfer": Absent((), NO_CONNECTORS),
-    "distributed.weight_transfer": Absent((), NO_UPDATES),
+    "distributed.weight_transfer": Absent((), UPDATES),
     "entrypoints.chat_utils": Absent((), "give the template with the conversation: chat(messages, chat_template=...)"),
     "entrypoints.score_utils": Absent((), "give texts, or prompts with multi_modal_data"),
     "entrypoints.openai": Absent((), "the server is `corellm serve`, of corellm_server"),

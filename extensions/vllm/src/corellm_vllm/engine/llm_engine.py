@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from corellm.engine import maintenance
+from corellm.engine import maintenance, sleeping
 from corellm.engine.llm_engine import LLMEngine as CoreLLMEngine
 from corellm.engine.metrics import Metric, read_metrics
 from corellm.errors import ConfigError
@@ -97,6 +97,18 @@ class LLMEngine:
     def reset_mm_cache(self) -> None:
         """Forget processed items."""
         maintenance.reset_mm_cache(self.engine)
+
+    def sleep(self, level: int = 1) -> None:
+        """Give back memory until `wake_up`; requests wait. As `corellm.LLM.sleep`."""
+        sleeping.sleep(level, self.engine)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """End `sleep`, or a part of it, as `corellm.LLM.wake_up`."""
+        sleeping.wake_up(tags, self.engine)
+
+    def is_sleeping(self) -> bool:
+        """Whether the model sleeps, or a part of it."""
+        return self.engine.is_sleeping
 
     def start_profile(self, trace_file: str | None = None) -> None:
         """Begin a trace, as `corellm.LLM.start_profile`."""
