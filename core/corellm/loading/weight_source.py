@@ -117,20 +117,12 @@ def _described(path: Path) -> WeightFile:
 
 
 def _check(name: str, given: _Header, known: Mapping[str, _Header]) -> None:
-    if name not in known:
-        raise InvalidParameterError(
-            f"weights: the checkpoint has no {name!r:.200}{did_you_mean(name, known)}; give the names that it has; "
-            "nothing was changed",
-            param="weights",
-        )
-    wanted = known[name]
-    if given.shape != wanted.shape:
-        raise InvalidParameterError(
-            f"weights: {name} has the shape {given.shape}, in the checkpoint {wanted.shape}; nothing was changed",
-            param="weights",
-        )
-    if given.dtype != wanted.dtype and not {given.dtype, wanted.dtype} <= _FLOATS:
-        raise InvalidParameterError(
-            f"weights: {name} is of type {given.dtype}, in the checkpoint of {wanted.dtype}; nothing was changed",
-            param="weights",
-        )
+    wanted, fault = known.get(name), ""
+    if wanted is None:
+        fault = f"the checkpoint has no {name!r:.200}{did_you_mean(name, known)}"
+    elif given.shape != wanted.shape:
+        fault = f"{name} has the shape {given.shape}, in the checkpoint {wanted.shape}"
+    elif given.dtype != wanted.dtype and not {given.dtype, wanted.dtype} <= _FLOATS:
+        fault = f"{name} is of type {given.dtype}, in the checkpoint of {wanted.dtype}"
+    if fault:
+        raise InvalidParameterError(f"weights: nothing was changed: {fault}", param="weights")

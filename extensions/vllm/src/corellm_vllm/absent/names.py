@@ -9,7 +9,7 @@ from corellm.known_fields import Absent
 
 ONE_DEVICE = "a model runs on one device; start one process per device and divide the prompts"
 LORA_BY_REQUEST = "an adapter is read when a request names it (lora_request), and left when others need its place"
-SLEEP = "any model sleeps: sleep(level) and wake_up(tags)"
+SLEEP = "any model sleeps: sleep(level) and wake_up(tags); over HTTP with corellm serve --enable-sleep-mode"
 NO_TRACING = (
     "a server exports traces: corellm serve --otlp-traces-endpoint; here, use RequestOutput.metrics, get_metrics() or "
     "start_profile()"
