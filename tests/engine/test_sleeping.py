@@ -217,10 +217,11 @@ def test_other_levels_are_refused(llm: LLM, level: Any) -> None:
     assert not llm.is_sleeping()
 
 
-def test_other_tags_are_refused(llm: LLM) -> None:
+@pytest.mark.parametrize("tags", [["weights", "cache"], "cache", [["weights"]], 5])
+def test_other_tags_are_refused(llm: LLM, tags: Any) -> None:
     llm.sleep()
-    with pytest.raises(InvalidParameterError, match="got cache"):
-        llm.wake_up(["weights", "cache"])
+    with pytest.raises(InvalidParameterError, match="tags must be of weights, kv_cache; got"):
+        llm.wake_up(tags)
     assert llm.is_sleeping()
     llm.wake_up()
 
@@ -270,6 +271,11 @@ KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "tied embeddings": (
         "corellm_testing.tiny_text",
         {"architecture": "Qwen2ForCausalLM", "num_key_value_heads": 2, "tie_word_embeddings": True},
+        {},
+    ),
+    "frequencies that are fixed at load": (
+        "corellm.text_models.tiny",
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 8.0, "rope_theta": 1e4}, "max_position_embeddings": 64},
         {},
     ),
     "tied embeddings, int8": ("corellm_gemma3.tiny", {}, {"quantization": "int8"}),
@@ -403,10 +409,10 @@ def test_a_load_that_fails_brings_the_old_weights_back(
     """Weights that pass all checks, and that the model's own code refuses; asleep, the next update makes it good."""
     load = model_weights._loaded
 
-    def fail(config: Any, located: Any) -> Any:
+    def fail(config: Any, located: Any, max_model_len: int) -> Any:
         if any(path.is_symlink() for path in located.path.iterdir()):
             raise CheckpointError("these weights are refused")
-        return load(config, located)
+        return load(config, located, max_model_len)
 
     monkeypatch.setattr(model_weights, "_loaded", fail)
     run = begin(llm)

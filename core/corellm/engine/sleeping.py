@@ -7,8 +7,7 @@ until an engine sleeps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:  # both import torch
     from corellm.loading.model_weights import ModelWeights
     from corellm.system.set_aside import SetAside
 
-WEIGHTS, KV_CACHE = "weights", "kv_cache"
+_TAGS = WEIGHTS, KV_CACHE = "weights", "kv_cache"
 
 
 def sleep(level: int, engine: LLMEngine) -> None:
@@ -33,12 +32,10 @@ def sleep(level: int, engine: LLMEngine) -> None:
 
 def wake_up(tags: Sequence[str] | None, engine: LLMEngine) -> None:
     """As `LLM.wake_up`."""
-    wanted = {WEIGHTS, KV_CACHE} if tags is None else {tags} if isinstance(tags, str) else {*tags}
-    if unknown := sorted(map(str, wanted - {WEIGHTS, KV_CACHE})):
-        raise InvalidParameterError(
-            f"tags must be of {WEIGHTS!r} and {KV_CACHE!r}, got {', '.join(unknown):.100}", param="tags"
-        )
-    _sleeper_of(engine).wake_up(wanted)
+    wanted = _TAGS if tags is None else (tags,) if isinstance(tags, str) else tags
+    if not isinstance(wanted, Iterable) or any(tag not in _TAGS for tag in wanted):
+        raise InvalidParameterError(f"tags must be of {', '.join(_TAGS)}; got {tags!r:.100}", param="tags")
+    _sleeper_of(engine).wake_up(frozenset(wanted))
 
 
 def is_sleeping(engine: LLMEngine) -> bool:
@@ -107,7 +104,7 @@ class Sleeper:
             self._kept = SetAside((place.tensor for place in places.values()), keep=True)
         _return_memory()
 
-    def wake_up(self, tags: AbstractSet[str]) -> None:
+    def wake_up(self, tags: frozenset[str]) -> None:
         """Bring back what is set aside of these; requests run once all is there.
 
         Raises:
@@ -137,10 +134,10 @@ class Sleeper:
         self._drop(weights)
         try:
             if wake:
-                self.wake_up({WEIGHTS})
+                self.wake_up(frozenset({WEIGHTS}))
         except Exception:
             weights.undo_update(before)
-            self.wake_up({WEIGHTS})
+            self.wake_up(frozenset({WEIGHTS}))
             raise
         finally:
             weights.forget_files()
@@ -180,7 +177,8 @@ class Sleeper:
                 "weights of a model that generates text alone can be dropped or updated; use level 1, or load it anew",
                 param="level",
             )
-        self._weights = self._weights or ModelWeights(engine.config, engine.located, engine.places)
+        if self._weights is None:
+            self._weights = ModelWeights(engine.config, engine.located, engine.places, engine.max_model_len)
         return self._weights
 
 

@@ -24,6 +24,7 @@ from corellm.loading.locating import LocatedModel
 from corellm.loading.model_parts import load_model, replace_layers
 from corellm.loading.opening import at_load, open_model
 from corellm.loading.remote_code import no_questions
+from corellm.loading.rope import freeze_rope
 from corellm.loading.weight_places import WeightPlace, weight_places
 from corellm.loading.weight_source import WeightFile, WeightSource
 from corellm.system.devices import on_device
@@ -36,10 +37,13 @@ class ModelWeights:
     Args:
         config, located: what was loaded.
         places: where its weights are.
+        max_model_len: of the load, which fixes rotary frequencies.
     """
 
-    def __init__(self, config: EngineConfig, located: LocatedModel, places: Mapping[str, WeightPlace]) -> None:
-        self._config, self._located, self._places = config, located, places
+    def __init__(
+        self, config: EngineConfig, located: LocatedModel, places: Mapping[str, WeightPlace], max_model_len: int
+    ) -> None:
+        self._config, self._located, self._places, self._max_model_len = config, located, places, max_model_len
         self._source = WeightSource(located.path, has_weights=config.model.load_format != "dummy")
         self._taken: tempfile.TemporaryDirectory[str] | None = None
         """Files of updates that are this object's own."""
@@ -96,7 +100,8 @@ class ModelWeights:
         """
         with self._source.directory() as path:
             own = path if self._located.tokenizer_path == self._located.path else self._located.tokenizer_path
-            fresh = _loaded(self._loads_as(), replace(self._located, path=path, tokenizer_path=own))
+            located = replace(self._located, path=path, tokenizer_path=own)
+            fresh = _loaded(self._loads_as(), located, self._max_model_len)
         self._take_over(weight_places(fresh))
 
     def _loads_as(self) -> EngineConfig:
@@ -146,13 +151,14 @@ def _are_same(old: Tensor, new: Tensor) -> bool:
     return torch.equal(*(tensor.reshape(-1).view(torch.uint8) for tensor in (old, new)))
 
 
-def _loaded(config: EngineConfig, located: LocatedModel) -> nn.Module:
+def _loaded(config: EngineConfig, located: LocatedModel, max_model_len: int) -> nn.Module:
     """Return a model with its layers replaced, as a load makes it, and an adapter of its own."""
     with at_load(config.model.model), no_questions(), ExitStack() as after:
         opened = open_model(config, located)
         after.callback(opened.templates.close)
         with on_device(opened.context.device):
             model = load_model(config, opened.hooks, opened.context, opened.use.adapt_class)
-            opened.hooks.get_language_model(model=model)  # may change it
+            decoder = opened.hooks.get_language_model(model=model)
             replace_layers(model, config, opened.context)
+            freeze_rope(decoder, max_model_len)
         return model
