@@ -44,6 +44,7 @@ def test_the_dashboard_shows_every_metric() -> None:
         input_processor=SimpleNamespace(mm_processor=SimpleNamespace(cache=SimpleNamespace(hits=0, misses=0, usage=0))),
         num_prompt_tokens=0,
         num_generated_tokens=0,
+        is_sleeping=False,
     )
     metrics, of_engine = ServerMetrics(), read_metrics(engine)
     metrics.text(of_engine)

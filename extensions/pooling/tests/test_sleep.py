@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +16,19 @@ from corellm.text_models.tiny import make_tiny_checkpoint
 def test_they_sleep_at_the_first_level_alone(tmp_path: Path) -> None:
     path = make_tiny_checkpoint(tmp_path)
     with LLM(path, runner="pooling", convert="embed") as llm:
-        want = llm.embed("hello", use_tqdm=False)[0].outputs.embedding
+
+        def embedded() -> Any:
+            outputs = llm.embed("hello", use_tqdm=False)[0].outputs
+            return None if outputs is None else outputs.embedding
+
+        want = embedded()
+        assert want is not None
         llm.sleep()
         with pytest.raises(RequestError, match="wake_up"):
-            llm.embed("hello", use_tqdm=False)
-        for call in (lambda: llm.sleep(2), lambda: llm.update_weights(path)):
-            with pytest.raises(InvalidParameterError, match="generates text alone"):
-                call()
+            embedded()
+        with pytest.raises(InvalidParameterError, match="generates text alone"):
+            llm.sleep(2)
+        with pytest.raises(InvalidParameterError, match="generates text alone"):
+            llm.update_weights(path)
         llm.wake_up()
-        assert np.array_equal(llm.embed("hello", use_tqdm=False)[0].outputs.embedding, want)
+        assert np.array_equal(embedded(), want)
