@@ -219,12 +219,16 @@ class LLM(Maintenance, NotPicklable):
             CorellmError: the first failed prompt's error.
         """
         listed = split_prompts(prompts)
-        priorities = priority_of_each(priority, len(listed))
-        keys = keys_of_each(lora_request, len(listed))
+        priorities: Iterable[int | None] = (
+            itertools.repeat(None) if priority is None else priority_of_each(priority, len(listed))
+        )
+        keys: Iterable[Any] = itertools.repeat(None)
+        if lora_request is not None:
+            keys = keys_of_each(lora_request, len(listed))
         process = self.engine.input_processor.process
         prepare = [
             partial(process, prompt, priority=p, prompt_keys=k)
-            for prompt, p, k in zip(listed, priorities, keys, strict=True)
+            for prompt, p, k in zip(listed, priorities, keys, strict=False)
         ]
         return self.run_prepared(prepare, self._params_of_each(sampling_params, len(prepare)), use_tqdm, on_error)
 

@@ -76,14 +76,12 @@ def is_token_ids(given: Any) -> bool:
     return hasattr(given, "tolist") or (isinstance(given, Sequence) and not isinstance(given, (str, bytes)))
 
 
-def priority_of_each(given: Sequence[int] | None, count: int) -> Sequence[int | None]:
-    """The priorities that `generate` was given for its prompts; None where the prompt's own counts.
+def priority_of_each(given: Sequence[int], count: int) -> Sequence[int]:
+    """The priorities that `generate` was given for its prompts, in place of their own.
 
     Raises:
         InvalidParameterError: not one for each prompt.
     """
-    if given is None:
-        return [None] * count
     if not isinstance(given, Sequence) or len(given) != count:
         raise InvalidParameterError(
             f"priority must be a list of one integer for each of the {count} prompts, got {given!r:.100}",

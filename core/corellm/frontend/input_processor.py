@@ -175,7 +175,7 @@ class InputProcessor:
             if prompt_keys:
                 raise InvalidParameterError(f"{min(prompt_keys)}: the prompt is prepared; prepare it with this key")
             return prompt
-        keys = self._checked_keys(prompt_keys)
+        keys = {} if prompt_keys is None else self._checked_keys(prompt_keys)
         with _preparing():
             fields = {**self._fields(prompt), **keys} if keys else self._fields(prompt)
             extra = {
@@ -350,7 +350,7 @@ class InputProcessor:
             InvalidParameterError: an option is wrong.
             MultiModalError: an item is wrong, or cannot be fetched.
         """
-        chosen, extra = ChatOptions.of(options), self._checked_keys(prompt_keys)
+        chosen, extra = ChatOptions.of(options), {} if prompt_keys is None else self._checked_keys(prompt_keys)
         with _preparing():
             normalized = self._chat.normalized(messages, chosen)
         if is_begun(normalized):
@@ -377,22 +377,22 @@ class InputProcessor:
                 return processed
         raise refusal(chosen.max_window_size, len(processed.token_ids))
 
-    def _checked_keys(self, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    def _checked_keys(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the keys that extensions read, after checking that each is read.
 
         Raises:
             InvalidParameterError: no dictionary, or a key that none reads.
         """
-        if given is not None and not isinstance(given, Mapping):
+        if not isinstance(given, Mapping):
             raise InvalidParameterError(f"prompt_keys must be a dict, got {given!r:.100}", param="prompt_keys")
-        for name in given or ():
+        for name in given:
             if name not in self._extensions_keys:
                 known = f" (those that are read: {', '.join(sorted(self._extensions_keys)) or 'none'})"
                 raise InvalidParameterError(
                     f"prompt_keys: no installed extension reads {name!r:.100} for this model{way_out(name, known)}",
                     param="prompt_keys",
                 )
-        return given or {}
+        return given
 
     def _check_length(self, messages: Messages) -> None:
         """Refuse a conversation that can never fit before a template renders it.
@@ -509,7 +509,7 @@ class InputProcessor:
 
     def bad_words_ids(self, params: SamplingParams) -> list[list[int]]:
         """Token sequences of `bad_words`."""
-        return self._bad_words(params.bad_words or ())
+        return self._bad_words(params.bad_words) if params.bad_words else []
 
     @cached_property
     def _bad_words(self) -> BadWords:

@@ -121,4 +121,6 @@ class ModelUse:
             RequestError: it does not fit, or the parameters do not fit the model.
         """
         inputs.check_params(params)
-        return truncated(prompt, params, longest), params
+        if params.truncate_prompt_tokens is not None or prompt.decoder is not None:
+            prompt = truncated(prompt, params, longest)
+        return prompt, params

@@ -148,8 +148,8 @@ class MultiModalProcessor:
         """
         if not (mm_data or mm_kwargs or uuids) and not self._changes_text and self.profile.marks.isdisjoint(token_ids):
             return list(token_ids), []
-        names = read_uuids(uuids)
-        items = self.parse(with_uuid_items(mm_data, names), names)
+        names = read_uuids(uuids) if uuids else {}
+        items = self.parse(with_uuid_items(mm_data, names) if names else mm_data, names)
         placeholders = self.profile.placeholder_token_ids
         expanded, features = self._expand(
             token_ids, items, placeholders, mm_kwargs=mm_kwargs, uuids=names, salt=cache_salt
@@ -303,7 +303,8 @@ class MultiModalProcessor:
         """
         counts = self._parser.count(mm_data)
         check_counts(counts, self.limits, self.config)
-        check_uuids(uuids or {}, counts)
+        if uuids:
+            check_uuids(uuids, counts)
         return self._parser.parse(mm_data)
 
     def _check_planned(self, features: Sequence[MultiModalFeature], mm_kwargs: Mapping[str, Any]) -> None:
