@@ -12,7 +12,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import NoBadWordsLogitsProcessor, PreTrainedTokenizerFast
 
-from corellm.frontend.bad_words import BadWords
+from corellm.frontend.bad_words import word_sequences
 from tests.frontend.test_detokenizer import decode, encode, tokenizer_of
 
 PIECES = ["<unk>", "▁", "▁red", "red", "▁blue", "bl", "ue", "s", "(", "▁(", "1", *"abcdelru"]
@@ -41,7 +41,8 @@ TOKENIZERS = {
 
 
 def sequences_of(tokenizer: Any, word: str) -> list[list[int]]:
-    return BadWords(lambda text: encode(tokenizer, text), lambda ids: decode(tokenizer, ids))([word])
+    found = word_sequences(word, lambda text: encode(tokenizer, text), lambda ids: decode(tokenizer, ids))
+    return [list(ids) for ids in dict.fromkeys(found)]
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)

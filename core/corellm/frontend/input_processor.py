@@ -6,10 +6,10 @@ knows no scheduler and no worker.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -24,7 +24,7 @@ from corellm.errors import (
     PromptTooLongError,
     raised_at,
 )
-from corellm.frontend.bad_words import BadWords
+from corellm.frontend.bad_words import word_sequences
 from corellm.frontend.chat_processor import ChatOptions, ChatProcessor, RenderedChat
 from corellm.frontend.conversation_limit import Messages, numbered_in, refusal, renumber, shortenings
 from corellm.frontend.prompt_key import NO_KEYS, PromptKey, way_out
@@ -508,12 +508,15 @@ class InputProcessor:
             self._extensions.check_processors(params)
 
     def bad_words_ids(self, params: SamplingParams) -> list[list[int]]:
-        """Token sequences of `bad_words`."""
-        return self._bad_words(params.bad_words) if params.bad_words else []
+        """The distinct token sequences of `bad_words`."""
+        found = (ids for word in params.bad_words or () for ids in self._word_sequences(word))
+        return [list(ids) for ids in dict.fromkeys(found)]
 
     @cached_property
-    def _bad_words(self) -> BadWords:
-        return BadWords(self.tokenize, lambda ids: str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)))
+    def _word_sequences(self) -> Callable[[str], list[tuple[int, ...]]]:
+        """`word_sequences` of a word, those of the last thousand kept."""
+        decode = partial(self.tokenizer.decode, clean_up_tokenization_spaces=False)
+        return lru_cache(maxsize=1024)(partial(word_sequences, tokenize=self.tokenize, decode=decode))
 
 
 @contextmanager

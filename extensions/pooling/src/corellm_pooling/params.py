@@ -1,6 +1,6 @@
 """What a pooled request asks for, and how a model pools: `PoolingParams` of a request, `PoolerConfig` of a model.
 
-Knows names and ranges; knows neither models nor tensors. Whether a loaded model has a task is in `corellm_pooling`.
+Knows names and ranges; knows neither models nor tensors. Whether a loaded model has a task is in `use`.
 """
 
 from __future__ import annotations
