@@ -5,9 +5,10 @@ Chooses and sizes them; each knows itself what it does. Imports a feature's code
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,39 +19,44 @@ from corellm.loading.sizing import Sizes, sequences_at_once, token_budget, wante
 from corellm.multimodal.profile import DummyProfile
 from corellm.scheduling.block_pool import BlockPool
 from corellm.scheduling.block_user import BlockUser
+from corellm.system.memory import DeviceMemory
 from corellm.worker.kv_cache import CacheBytes, KVCache, block_bytes
 from corellm.worker.model_runner import ModelRunner
 from corellm.worker.parts.step_part import StepPart
 from corellm.worker.parts.windows import Windows, largest_window, window_layers
 
-if TYPE_CHECKING:
-    from corellm.worker.parts.recurrent.states import RecurrentStates
+logger = logging.getLogger(__name__)
 
 
-def make_recurrent_states(config: EngineConfig, context: ModelContext, weights: ModelParts) -> RecurrentStates:
-    """Return the states of sequences, with their memory allocated, and let the decoder's modules run on them."""
+def with_kept_states(
+    config: EngineConfig, context: ModelContext, weights: ModelParts, memory: DeviceMemory
+) -> tuple[EngineConfig, ModelParts]:
+    """Return the configuration and the parts of a model whose layers keep states of sequences; of others, the same.
+
+    The memory of the states is allocated, and the decoder's modules run on it.
+
+    Raises:
+        ConfigError: there is not enough memory.
+    """
+    if not weights.mixers:
+        return config, weights
     from corellm.worker.parts.recurrent.checking import make_states
 
+    logger.info("prefix caching is off: layers of this model keep a state, which is not kept with blocks")
     of_each: int = getattr(weights.language_model.config, "number_of_conv_states", 1)
-    return make_states(weights.mixers, of_each, sequences_at_once(config, context), context.dtype, context.device)
+    num_seqs = sequences_at_once(config, context)
+    with memory.explaining("the states of sequences", "lower max_num_seqs"):
+        states = make_states(weights.mixers, of_each, num_seqs, context.dtype, context.device)
+    config = replace(config, cache=replace(config.cache, enable_prefix_caching=False))
+    return config, replace(weights, parts=[states, *weights.parts])
 
 
-def parts_of(
-    weights: ModelParts, cache: KVCache, recurrent: RecurrentStates | None
-) -> Callable[[ModelRunner], Sequence[StepPart]]:
-    """Return what makes the parts of a model's steps.
-
-    Args:
-        weights: the model.
-        cache: its layers' caches.
-        recurrent: the states of sequences, if its layers keep some.
-    """
-    return partial(_make_parts, weights, cache, recurrent)
+def parts_of(weights: ModelParts, cache: KVCache) -> Callable[[ModelRunner], Sequence[StepPart]]:
+    """Return what makes the parts of a model's steps, given its layers' caches."""
+    return partial(_make_parts, weights, cache)
 
 
-def _make_parts(
-    weights: ModelParts, cache: KVCache, recurrent: RecurrentStates | None, runner: ModelRunner
-) -> list[StepPart]:
+def _make_parts(weights: ModelParts, cache: KVCache, runner: ModelRunner) -> list[StepPart]:
     parts: list[StepPart] = []
     if weights.has_spans:
         from corellm.worker.parts.spans import Spans
@@ -60,10 +66,7 @@ def _make_parts(
         parts.append(Windows(cache))
     if weights.attended is not None:
         parts.append(weights.attended.part(runner, weights.language_model))
-    if recurrent is not None:
-        parts.append(recurrent)
-    parts += weights.offered
-    return parts
+    return [*parts, *weights.parts]
 
 
 def users_of(config: EngineConfig, weights: ModelParts, sizes: Sizes) -> Callable[[BlockPool], Sequence[BlockUser]]:

@@ -10,9 +10,9 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -37,10 +37,10 @@ from corellm.loading.dummy_steps import (
 from corellm.loading.features import (
     cache_bytes,
     embeddings_at_once,
-    make_recurrent_states,
     most_states,
     parts_of,
     users_of,
+    with_kept_states,
 )
 from corellm.loading.locating import LocatedModel
 from corellm.loading.model_parts import ModelParts, load_weights
@@ -82,9 +82,6 @@ from corellm.worker.graphs import CudaGraph
 from corellm.worker.kv_cache import QUANTIZED, KVCache, cache_dtype
 from corellm.worker.model_runner import ModelRunner
 from corellm.worker.parts.windows import window_layers
-
-if TYPE_CHECKING:
-    from corellm.worker.parts.recurrent.states import RecurrentStates
 
 logger = logging.getLogger(__name__)
 
@@ -146,15 +143,10 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
         weights = load_weights(config, hooks, context, backend, opened.use)
     executor = ThreadPoolExecutor(max_workers=usable_cpus(), thread_name_prefix="corellm-processor")
     on_failure.callback(executor.shutdown, wait=False, cancel_futures=True)
-    recurrent = None
-    if weights.mixers:
-        logger.info("prefix caching is off: layers of this model keep a state, which is not kept with blocks")
-        config = replace(config, cache=replace(config.cache, enable_prefix_caching=False))
-        with memory.explaining("the states of sequences", "lower max_num_seqs"):
-            recurrent = make_recurrent_states(config, context, weights)
+    config, weights = with_kept_states(config, context, weights, memory)
     extensions = find_extensions(context.tokenizer, weights.vocab_size)
     executor.submit(extensions.prepare)
-    make_runner = partial(_make_runner, config, context, hooks, weights, backend, kv_dtype, recurrent, extensions)
+    make_runner = partial(_make_runner, config, context, hooks, weights, backend, kv_dtype, extensions)
     mm_processor = make_mm_processor(config, opened, executor, wanted_len(config, context))
     on_failure.callback(mm_processor.close)
     mm_processor.start()
@@ -300,7 +292,6 @@ def _make_runner(
     weights: ModelParts,
     backend: AttentionBackend,
     kv_dtype: torch.dtype,
-    recurrent: RecurrentStates | None,
     extensions: SamplingExtensions,
     *,
     num_blocks: int,
@@ -332,7 +323,7 @@ def _make_runner(
         ),
         vocab_size=min(weights.vocab_size, weights.embedding_size),
         sample=first_result("register_sampling", callable, device=context.device),
-        make_parts=parts_of(weights, cache, recurrent),
+        make_parts=parts_of(weights, cache),
     )
 
 

@@ -64,8 +64,8 @@ class ModelParts:
     """States that the decoder attends to, beside its own tokens."""
     mixers: dict[str, tuple[nn.Module, int]] = field(default_factory=dict)
     """The decoder's modules that keep a state, and the width of their input, by name."""
-    offered: Sequence[StepPart] = ()
-    """What extensions run beside the decoder in a step."""
+    parts: Sequence[StepPart] = ()
+    """What runs beside the decoder in a step and is made with the weights: kept states, what extensions offer."""
     added: Mapping[str, nn.Module] = field(default_factory=dict)
     """Linear layers to whose outputs they add, by name."""
     places: Mapping[str, WeightPlace] = field(default_factory=dict)
