@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from corellm.sampling_params import SamplingParams as SamplingParams
     from corellm.structured_outputs import ReasoningParams as ReasoningParams
     from corellm.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
-    from corellm_lora.request import LoRARequest as LoRARequest
+    from corellm_lora.lora_request import LoRARequest as LoRARequest
     from corellm_pooling.params import PoolerConfig as PoolerConfig
     from corellm_pooling.params import PoolingParams as PoolingParams
     from corellm_pooling.results import ClassificationOutput as ClassificationOutput
@@ -51,7 +51,7 @@ _HOMES = {
     "EngineConfig": "corellm.config",
     "LLM": "corellm.llm",
     "LLMEngine": "corellm.engine.llm_engine",
-    "LoRARequest": "corellm_lora.request",
+    "LoRARequest": "corellm_lora.lora_request",
     "Logprob": "corellm.outputs",
     "PoolerConfig": "corellm_pooling.params",
     "PoolingOutput": "corellm_pooling.results",

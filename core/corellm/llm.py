@@ -41,7 +41,7 @@ from corellm.system.process import usable_cpus
 if TYPE_CHECKING:
     import torch
 
-    from corellm_lora.request import LoRARequest
+    from corellm_lora.lora_request import LoRARequest
     from corellm_pooling.results import (
         ClassificationOutput,
         EmbeddingOutput,

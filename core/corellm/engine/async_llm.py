@@ -34,7 +34,7 @@ from corellm.sampling_params import SamplingParams
 from corellm.system.fork_safety import NotPicklable, check_process
 
 if TYPE_CHECKING:  # of an extension, which may not be installed
-    from corellm_lora.request import LoRARequest
+    from corellm_lora.lora_request import LoRARequest
     from corellm_pooling.params import PoolingParams
     from corellm_pooling.results import PoolingOutput, PoolingRequestOutput
 

@@ -14,7 +14,7 @@ import peft
 import torch
 import transformers
 
-from corellm_lora.request import LoRARequest
+from corellm_lora.lora_request import LoRARequest
 from corellm_testing.reference import Continuation, generate_one
 
 

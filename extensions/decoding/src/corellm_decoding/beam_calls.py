@@ -28,7 +28,7 @@ from corellm_decoding.beams import Beam, Beams, at_temperature
 if TYPE_CHECKING:
     from corellm.llm import OnError
     from corellm.serving import AsyncLLM
-    from corellm_lora.request import LoRARequest
+    from corellm_lora.lora_request import LoRARequest
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from corellm.errors import InvalidParameterError
 from corellm.prompts import LORA_KEY as KEY
 from corellm.scheduling.request_part import RequestPart
 from corellm_lora.adapter_files import CONFIG, WEIGHTS, AdapterFiles, plain
-from corellm_lora.request import LoRARequest
+from corellm_lora.lora_request import LoRARequest
 from corellm_lora.request_part import AdapterOf
 from corellm_lora.terms import Terms
 

@@ -13,7 +13,7 @@ from corellm.prompts import LORA_KEY as KEY
 from corellm.serving import InputProcessor
 
 if TYPE_CHECKING:
-    from corellm_lora.request import LoRARequest
+    from corellm_lora.lora_request import LoRARequest
 
 
 def adapters_of(given: Collection[str], taken: Collection[str], processor: InputProcessor) -> Mapping[str, LoRARequest]:

@@ -34,7 +34,7 @@ from corellm_server.stages import stage
 from corellm_server.tools.held import arguments_alone
 
 if TYPE_CHECKING:
-    from corellm_lora.request import LoRARequest
+    from corellm_lora.lora_request import LoRARequest
     from corellm_pooling.params import PoolingParams
 
 _Result = TypeVar("_Result")

@@ -20,7 +20,7 @@ from corellm_vllm.pooling_params import PoolingParams
 from corellm_vllm.prompts import taken
 
 if TYPE_CHECKING:
-    from corellm_lora.request import LoRARequest
+    from corellm_lora.lora_request import LoRARequest
 
 
 class LLMEngine:

@@ -20,7 +20,7 @@ from corellm_vllm.pooling_params import PoolingParams
 from corellm_vllm.prompts import each_taken
 
 if TYPE_CHECKING:  # of an extension, which may not be installed
-    from corellm_lora.request import LoRARequest
+    from corellm_lora.lora_request import LoRARequest
     from corellm_pooling.params import PoolingParams as CorePoolingParams
     from corellm_pooling.results import (
         ClassificationOutput,

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from corellm_vllm.absent.exports import exports
 
-_HOMES = {"LoRARequest": "corellm_lora.request"}
+_HOMES = {"LoRARequest": "corellm_lora.lora_request"}
 __all__ = sorted(_HOMES)
 __getattr__ = exports(__name__, _HOMES)
