@@ -46,7 +46,7 @@ def sizes_at_load(sizes: Sequence[int], num_drafts: int) -> list[int]:
     that holds a sequence with all of its drafts.
     """
     if not num_drafts:
-        return [*sizes[:1]]
+        return [sizes[0]]
     wanted = {1, 1 + num_drafts, *(1 << i for i in range(_LARGEST_AT_LOAD.bit_length()))}
     return sorted({next(size for size in sizes if size >= rows) for rows in wanted if rows <= sizes[-1]})
 

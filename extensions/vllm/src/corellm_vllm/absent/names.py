@@ -15,7 +15,7 @@ NO_TRACING = (
     "start_profile()"
 )
 UPDATES = "weights come by name, or from a directory: update_weights(weights)"
-DRAFTS = "drafts are set by speculative_config={'method': 'ngram' or 'suffix', ...}, which needs extensions/speculative"
+DRAFTS = "drafts are set by speculative_config={'method': 'ngram' or another, ...}, which needs extensions/speculative"
 NO_COMPILER = "nothing is compiled; GPUs replay CUDA graphs of decode steps unless enforce_eager=True"
 LOGITS = "give functions to SamplingParams(logits_processors=...), or register some by name: register_logits_processors"
 REASONING = "a server tells reasoning apart: corellm serve --reasoning-parser; here, split the output's text yourself"
