@@ -172,7 +172,7 @@ def test_what_cannot_draft_is_refused(tiny_llava: Path, tmp_path: Path, kind: st
         target = make_florence2(draft)
     else:
         draft = Path("/nowhere")
-    given = {**OPTIONS, "speculative_config": {"model": str(draft), "num_speculative_tokens": 2}}
+    given = {**OPTIONS, "speculative_config": {"model": draft, "num_speculative_tokens": 2}}
     with pytest.raises(Exception, match=message) as raised:
         LLM(str(target), num_kv_blocks=60, **given)
     assert isinstance(raised.value, ConfigError) or kind == "nothing"

@@ -239,3 +239,9 @@ def test_depths_differ_by_sequence_and_keep_to_their_room() -> None:
     assert found[0] == 0 < found[1] < found[2]
     assert found[3] == 2
     assert plan_depths(acceptances, [3, 3, 3, 0], StepCosts(), StepCosts()) == [3, 3, 3, 0]
+
+
+def test_a_draft_model_whose_rows_cost_nothing_costs_its_steps() -> None:
+    """One that is as slow as the model is not asked, however right it is."""
+    assert plan_depths([acceptance_of(1.0)], [4], costs_of(1, 0.05), costs_of(1, 0.0)) == [0]
+    assert plan_depths([acceptance_of(1.0)] * 4, [4] * 4, costs_of(1, 0.05), costs_of(0.5, 0.0)) == [4] * 4

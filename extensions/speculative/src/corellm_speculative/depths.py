@@ -24,15 +24,15 @@ def plan_depths(
         drafts: of the draft model.
     """
     numbers, chances = [0] * len(most), [1.0] * len(most)
-    gained, spent, draft_row = float(len(most)), steps.seconds(len(most)), drafts.row
-    is_known = spent > 0 and draft_row > 0
+    gained, spent = float(len(most)), steps.seconds(len(most))
+    is_known = spent > 0 and drafts.seconds(1) > 0
     left = [i for i, room in enumerate(most) if room]
     while left:
         for i in left:
             chances[i] *= acceptances[i].chance(numbers[i] + 1)
         if is_known:
             rate = MARGIN * gained / spent
-            left = [i for i in left if chances[i] >= rate * (steps.row + draft_row)]
+            left = [i for i in left if chances[i] >= rate * (steps.row + drafts.row)]
             gain, cost = sum(chances[i] for i in left), drafts.seconds(len(left)) + steps.row * len(left)
             if gain < rate * cost:
                 break

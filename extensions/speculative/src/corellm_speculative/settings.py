@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from os import PathLike
 from typing import Any
 
 from corellm.config import suggestion
@@ -77,6 +78,8 @@ class DraftSettings:
         return cls(**{**{name: value for name, value in given.items() if value is not None}, "method": method})
 
     def __post_init__(self) -> None:
+        if isinstance(self.model, PathLike):
+            self._set("model", str(self.model))
         least = self.prompt_lookup_min or self.prompt_lookup_max or _LOOKUP
         self._set("prompt_lookup_max", self.prompt_lookup_max or least)
         self._set("prompt_lookup_min", least)
