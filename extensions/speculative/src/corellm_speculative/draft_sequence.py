@@ -14,7 +14,7 @@ from corellm.scheduling.batch import NewSequence
 from corellm.worker.sequence_state import SequenceState
 from corellm_speculative.acceptance import Acceptance
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 64, 1024
+_FIRST_PAUSE, _LONGEST_PAUSE = 128, 256
 """Steps until a sequence whose drafts do not pay has one again."""
 _LONG_GAP, _KEPT_OF_GAP = 64, 32
 """A trial draft after a pause that is longer is made from what was computed before and the newest tokens alone."""
@@ -77,7 +77,7 @@ class DraftSequence:
             num_right += 1
         if self.drafts:
             self.num_computed += min(num_right, len(self.drafts) - 1)  # the last draft was not read
-            self._pause = max(1, self._pause // 4) if num_right else min(2 * self._pause, _LONGEST_PAUSE)
+            self._pause = max(1, self._pause // 4) if num_right else min(4 * self._pause, _LONGEST_PAUSE)
         self._num_idle = 0 if self.drafts else self._num_idle + 1
         self.drafts, self._sampled = [], tokens
         self._read(tokens)
