@@ -25,7 +25,7 @@ LENGTH = 8
 PARAMS = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True, logprobs=0)
 SECOND = (None, "decoder", "tower", "all")
 """Adapters that have two images."""
-ITEMS = ("tower", "all", "projector", "dora")
+ITEMS = ("tower", "all", "whole", "dora")
 """Adapters that embeddings of images depend on."""
 
 
@@ -38,8 +38,8 @@ class Family:
     text: str
     tower: str
     """Linear layers of an encoder, as a regular expression."""
-    projector: str
-    """A module that is saved whole."""
+    whole: tuple[str, ...]
+    """Modules of an encoder, or behind it, that are saved whole."""
     decoder: str = r".*language_model.*\.(q_proj|v_proj)"
     table: str = "embed_tokens"
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -52,8 +52,12 @@ class Family:
             "another": {**own, "r": 8},
             "tower": {"target_modules": self.tower, "r": 4},
             "all": {"target_modules": "all-linear", "r": 3, "lora_alpha": 8},
-            "projector": {**own, "modules_to_save": [self.projector]},
-            "dora": {"target_modules": f"{self.decoder}|{self.tower}", "use_dora": True, "r": 2},
+            "whole": {**own, "modules_to_save": list(self.whole)},
+            "dora": {
+                "target_modules": rf"({self.decoder}|{self.tower})(?<!patch_embed.proj)",
+                "use_dora": True,
+                "r": 2,
+            },
             "head": {**own, "modules_to_save": ["lm_head", self.table]},
             "tokens": {**own, "trainable_token_indices": list(range(3, 60, 2))},
         }
@@ -62,27 +66,29 @@ class Family:
 FAMILIES = {
     "llava": Family(
         "llava", "TestLlava", "USER: <image>\nWhat is this? ASSISTANT:",
-        r".*vision_tower.*(q_proj|fc1|out_proj)|.*multi_modal_projector.linear_1", "multi_modal_projector",
+        r".*vision_tower.*(q_proj|fc1|out_proj)|.*multi_modal_projector.linear_1",
+        ("vision_tower", "multi_modal_projector"),
     ),
     "blip2": Family(
         "blip2", "TestBlip2", "Question: What is this? Answer:",
-        r".*vision_model.*(qkv|fc1|projection)|.*qformer.*attention.(query|key)|.*_query.dense", "language_projection",
+        r".*vision_model.*(qkv|fc1|projection)|.*qformer.*attention.(query|key)|.*_query.dense",
+        ("language_projection",),
     ),
     "fuyu": Family(
-        "fuyu", "TestFuyu", "What is this?\n", ".*vision_embed_tokens", "vision_embed_tokens",
+        "fuyu", "TestFuyu", "What is this?\n", ".*vision_embed_tokens", ("vision_embed_tokens",),
         r".*language_model.*\.(query_key_value|dense)", "language_model.embed_tokens",
     ),
     "gemma3": Family(
         "gemma3", "TestGemma3", "<start_of_image> What is this?",
-        r".*vision_tower.*(q_proj|fc1|out_proj)", "multi_modal_projector",
+        r".*vision_tower.*(q_proj|fc1|out_proj)", ("multi_modal_projector",),
     ),
     "paligemma": Family(
         "paligemma", "TestPaliGemma", "<image>What is this?",
-        r".*vision_tower.*(q_proj|fc1|out_proj)|.*multi_modal_projector.linear", "multi_modal_projector",
+        r".*vision_tower.*(q_proj|fc1|out_proj)|.*multi_modal_projector.linear", ("multi_modal_projector",),
     ),
     "qwen2_5_vl": Family(
         "qwen_vl", "TestQwen2_5VL", "<|vision_start|><|image_pad|><|vision_end|>What is this?",
-        r".*visual.*(qkv|gate_proj|attn.proj)|.*visual.merger.mlp.[02]", "merger",
+        r".*visual.*(qkv|gate_proj|proj)|.*visual.merger.mlp.[02]", ("merger",),
         options={"architecture": "Qwen2_5_VLForConditionalGeneration"},
     ),
 }  # fmt: skip

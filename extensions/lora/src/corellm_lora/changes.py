@@ -151,6 +151,8 @@ class _Checks:
                 raise refusal(self.name, f"trainable_token_indices: this model has tokens from 0 to {number - 1}")
         else:
             wanted = {OWN + name: list(shape) for name, shape in self.terms.parameters[target].items()}
+            if len(weight := wanted.get(f"{OWN}weight", [])) > 3:  # a convolution
+                wanted |= {"a": [rank, *weight[1:]], "b": [weight[0], rank, *(1 for _ in weight[2:])]}
         if part not in wanted:
             raise refusal(
                 self.name,

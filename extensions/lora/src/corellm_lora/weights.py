@@ -139,8 +139,12 @@ class Weights:
 
     def _own(self, name: str, values: Values) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
         """Yield what takes the place of a module's parameters while encoders run."""
-        module = self.targets.module(name)
-        for part, tensor in values.tensors.items():
+        module, tensors = self.targets.module(name), dict(values.tensors)
+        if "a" in tensors:  # of a convolution
+            a, b = (tensors.pop(part).to(self._device).float().flatten(1) for part in ("a", "b"))
+            weight = tensors.get(f"{OWN}weight", module.weight).to(self._device)
+            tensors[f"{OWN}weight"] = weight + (values.scale * b @ a).reshape(weight.shape)
+        for part, tensor in tensors.items():
             own = part.removeprefix(OWN)
             like: Any = module._parameters[own]
             yield module, own, nn.Parameter(tensor.to(like.device, like.dtype), requires_grad=False)
