@@ -28,8 +28,8 @@ def save_adapter(path: Path, model: Any, seed: int, **config: Any) -> LoRAReques
         )
         for name, parameter in wrapped.named_parameters():
             if parameter.requires_grad and not re.search(r"lora_(embedding_)?[AB]", name):  # else it is the model's own
-                parameter += 0.4 * parameter.std(unbiased=False).clamp(min=0.1) * torch.randn_like(parameter)
-        wrapped.save_pretrained(path)
+                parameter.add_(0.4 * parameter.std(unbiased=False).clamp(min=0.1) * torch.randn_like(parameter))
+        wrapped.save_pretrained(str(path))
     return LoRARequest(path.name, seed + 1, str(path))
 
 

@@ -139,7 +139,8 @@ class Weights:
 
     def _own(self, name: str, values: Values) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
         """Yield what takes the place of a module's parameters while encoders run."""
-        module, tensors = self.targets.module(name), dict(values.tensors)
+        module: Any = self.targets.module(name)
+        tensors = dict(values.tensors)
         if "a" in tensors:  # of a convolution
             a, b = (tensors.pop(part).to(self._device).float().flatten(1) for part in ("a", "b"))
             weight = tensors.get(f"{OWN}weight", module.weight).to(self._device)
