@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,6 +43,32 @@ def test_rows_wider_than_an_embedding() -> None:
     encoders.run(items)
     for i, item in enumerate(items):
         assert torch.equal(encoders.output(item), torch.full((item.placeholder.num_embeds, 24), float(i)))
+
+
+def test_variants_run_apart() -> None:
+    """An item of two variants is encoded twice, each with what surrounds its own; so are precomputed ones never."""
+    variants: list[str] = []
+    batches: list[tuple[str, int]] = []
+
+    @contextmanager
+    def around(variant: str) -> Iterator[None]:
+        variants.append(variant)
+        yield
+        variants.pop()
+
+    def embed(model: Any, modality: str, mm_kwargs: Any) -> list[torch.Tensor]:
+        batches.append((variants[-1], len(mm_kwargs["pixels"])))
+        return [row[:, None].expand(-1, 8) + len(variants[-1]) for row in mm_kwargs["pixels"]]
+
+    hooks: Any = SimpleNamespace(get_multimodal_embeddings=embed)
+    encoders = EncoderRunner(hooks, None, 8, torch.float32, torch.device("cpu"), around)
+    items = [feature(0, 3), feature(0, 3).of_variant("a"), feature(1, 3), feature(0, 3).of_variant("bb")]
+    encoders.run(items)
+    assert batches == [("", 2), ("a", 1), ("bb", 1)]
+    assert [int(encoders.output(item)[0, 0]) for item in items] == [0, 1, 1, 2]
+    assert items[0].of_variant("") is items[0]
+    given = replace(items[0], precomputed=True)
+    assert given.of_variant("a") is given
 
 
 @pytest.mark.parametrize(("width", "made"), [(8, 24), (24, 8)])

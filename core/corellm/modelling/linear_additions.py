@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor, nn
 
 from corellm.errors import ContractError
-from corellm.plain_linears import JoinedOutputs
+from corellm.plain_linears import AsLinear, JoinedOutputs
 from corellm.plugin.hookset import did_you_mean
 
 
@@ -122,7 +122,10 @@ class LinearAdditions:
         self, model: nn.Module, decoder: nn.Module, without: Iterable[nn.Module] = (), *, samples: bool = True
     ) -> None:
         self.model, self.decoder, self.samples = model, decoder, samples
-        self._inside = set(decoder.modules()) - {inner for module in without for inner in module.modules()}
+        convolutions = (module for module in decoder.modules() if isinstance(module, AsLinear))  # these run on no token
+        self._inside = set(decoder.modules()) - {
+            inner for module in (*without, *convolutions) for inner in module.modules()
+        }
         self.layers: dict[str, AddedLinear] = {}
         self._is_closed = False
 

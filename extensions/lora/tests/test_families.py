@@ -5,6 +5,7 @@ Each family's tiny checkpoint is loaded once, and one batch mixes eight adapters
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ import pytest
 import transformers
 
 from corellm import LLM, LoRARequest, SamplingParams
+from corellm.engine.process.client import ProcessLLM
 from corellm_kernels.cpu import library
 from corellm_lora.adapters import Adapters
 from corellm_testing.reference import Continuation, Reference
@@ -111,14 +113,18 @@ class Adapted:
 def adapted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Adapted:
     """One family after the other."""
     family = FAMILIES[request.param]
-    folder = tmp_path_factory.mktemp(request.param)
+    return make_adapted(family, family.configs(), tmp_path_factory.mktemp(request.param))
+
+
+def make_adapted(family: Family, configs: Mapping[str, Mapping[str, Any]], folder: Path) -> Adapted:
+    """Write a tiny checkpoint and adapters for it, and generate with PEFT."""
     make = importlib.import_module(f"corellm_{family.plugin}.tiny").make_tiny_checkpoint
     contract = importlib.import_module(f"corellm_{family.plugin}.contract")
     path = make(folder / "model", **dict(family.options))
     reference = getattr(contract, family.contract).reference(path)
     adapters = {
         name: save_adapter(folder / name, reference.model, seed, **config)
-        for seed, (name, config) in enumerate(family.configs().items())
+        for seed, (name, config) in enumerate(configs.items())
     }
     images = [random_image(40, 30, seed) for seed in (1, 2)]
     requests = [(name, image) for name in (None, *adapters) for image in (0, 1) if image == 0 or name in SECOND]
@@ -161,8 +167,8 @@ def engine(adapted: Adapted, **options: Any) -> LLM:
     return LLM(str(adapted.path), enable_lora=True, **given)
 
 
-def test_tokens_equal_pefts(adapted: Adapted) -> None:
-    """Eight adapters and none in one batch; an image is encoded once for all that leave its encoder as it is."""
+def require_equal(adapted: Adapted, items: Sequence[str]) -> None:
+    """All in one batch; an image is encoded once for all adapters but `items`, which its embeddings depend on."""
     prompts, adapters = prompts_of(adapted)
     with engine(adapted) as llm:
         outputs = llm.generate(prompts, PARAMS, use_tqdm=False, lora_request=adapters)
@@ -172,9 +178,28 @@ def test_tokens_equal_pefts(adapted: Adapted) -> None:
         assert output.prompt_token_ids == want.prompt_token_ids
         assert tokens == want.token_ids, (name, image)
         assert logprobs == pytest.approx(want.logprobs, abs=2e-4), (name, image)
-    assert encoded == len({(name if name in ITEMS else None, image) for name, image in adapted.requests})
+    assert encoded == len({(name if name in items else None, image) for name, image in adapted.requests})
     firsts = [want.logprobs for (_, image), want in zip(adapted.requests, adapted.wanted, strict=True) if image == 0]
-    assert len({str(logprobs) for logprobs in firsts}) == 9
+    assert len({str(logprobs) for logprobs in firsts}) == 1 + len(adapted.adapters)
+
+
+def test_tokens_equal_pefts(adapted: Adapted) -> None:
+    """Eight adapters and none in one batch."""
+    require_equal(adapted, ITEMS)
+
+
+def test_encoders_that_read_embeddings_of_tokens(tmp_path: Path) -> None:
+    """Chameleon's images become tokens: with other embeddings of tokens they are other images."""
+    family = Family("chameleon", "TestChameleon", "<image>What is this?", "", ())
+    own = {"target_modules": ["q_proj"]}
+    configs: dict[str, dict[str, Any]] = {
+        "decoder": own,
+        "dora": {"target_modules": ["v_proj", "down_proj"], "use_dora": True},
+        "tokens": {**own, "trainable_token_indices": list(range(4, 300, 2))},
+        "head": {**own, "modules_to_save": ["lm_head"]},
+        "table": {**own, "modules_to_save": ["embed_tokens"]},
+    }
+    require_equal(make_adapted(family, configs, tmp_path), ("tokens", "table"))
 
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"quantization": "int8"}], ids=str)
@@ -192,6 +217,26 @@ def test_results_are_the_requests_own(adapted: Adapted, options: dict[str, Any])
             (alone,) = llm.generate([prompt], PARAMS, use_tqdm=False, lora_request=adapter)
             assert numbers_of(alone) == numbers
     assert len({str(numbers) for numbers in together}) == len(together)
+
+
+@pytest.mark.parametrize("adapted", ["llava"], indirect=True)
+def test_an_engine_in_another_process(adapted: Adapted) -> None:
+    """It says what the model takes of adapters, and is told whose items are whose."""
+
+    async def last(llm: ProcessLLM, prompt: Any, adapter: LoRARequest | None) -> list[int]:
+        tokens: list[int] = []
+        async for output in llm.generate({**prompt, "lora_request": adapter}, PARAMS):
+            tokens = list(output.outputs[0].token_ids)
+        return tokens
+
+    async def main() -> list[list[int]]:
+        llm = ProcessLLM(str(adapted.path), dtype="float32", max_model_len=256, enable_lora=True, max_loras=8)
+        try:
+            return await asyncio.gather(*(last(llm, *request) for request in zip(*prompts_of(adapted), strict=True)))
+        finally:
+            llm.close()
+
+    assert asyncio.run(main()) == [want.token_ids for want in adapted.wanted]
 
 
 def test_whole_modules_are_dropped_with_their_adapter(tiny_llava: Path, tmp_path: Path) -> None:
