@@ -102,11 +102,23 @@ def test_a_prompts_log_probabilities(llama: Adapted) -> None:
 
 @pytest.mark.parametrize("options", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"quantization": "int8"}], ids=str)
 def test_results_are_the_requests_own(llama: Adapted, options: dict[str, Any]) -> None:
-    """Alone and among requests with other adapters, bit for bit; each adapter makes a difference."""
+    """Alone and among requests with its adapter and others, bit for bit; each adapter makes a difference."""
     if library.unavailable() is not None:
         pytest.skip("torch's products depend on the number of rows")
     with engine(llama, enable_prefix_caching=False, **options) as llm:
         together = generate(llm, llama, *NAMES)
+        assert generate(llm, llama, *NAMES, *NAMES, *NAMES[::-1]) == [*together, *together, *together[::-1]]
         for name, numbers in zip(NAMES, together, strict=True):
             assert generate(llm, llama, name) == [numbers], name
     assert len({str(numbers) for numbers in together}) == len(NAMES)
+
+
+def test_drafts_change_nothing(llama: Adapted) -> None:
+    """Rows of drafts have their sequence's adapter, also in the embeddings and in the output layer."""
+    pytest.importorskip("corellm_speculative")
+    if library.unavailable() is not None:
+        pytest.skip("torch's products depend on the number of rows")
+    with engine(llama) as llm:
+        wanted = generate(llm, llama, *NAMES)
+    with engine(llama, speculative_config={"method": "ngram", "num_speculative_tokens": 3}) as llm:
+        assert generate(llm, llama, *NAMES) == wanted

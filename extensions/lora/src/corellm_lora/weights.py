@@ -5,6 +5,7 @@ Knows layers, slots and rows; knows neither requests nor files.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -187,9 +188,10 @@ class Weights:
         from corellm.loading.packed_linear import pack_linears, packing_helps
 
         holder = nn.ModuleDict({"linear": linear})
-        call_extensions(
+        fused = call_extensions(
             "fuse_layers", lambda result: True, model=holder, device=self._device, dtype=self._dtype, quantization=None
         )
+        deque(fused, maxlen=0)
         if packing_helps(self._dtype, self._device):
             pack_linears(holder)
         return holder["linear"]
