@@ -241,14 +241,14 @@ def test_weights_that_change_while_they_are_read(
     written = {"another's": llama.adapters["attention"], "cut off": llama.adapters["all"]}[content]
     for file in Path(llama.adapters["all"].lora_path).iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    weights, factors = tmp_path / "adapter_model.safetensors", AdapterFiles.factors
+    weights, values = tmp_path / "adapter_model.safetensors", AdapterFiles.values
     changed = (Path(written.lora_path) / weights.name).read_bytes()
 
     def late(files: AdapterFiles) -> Any:
         weights.write_bytes(changed[: 5000 if content == "cut off" else None])
-        return factors(files)
+        return values(files)
 
-    monkeypatch.setattr(AdapterFiles, "factors", late)
+    monkeypatch.setattr(AdapterFiles, "values", late)
     adapters = [LoRARequest("again", 1, str(tmp_path)), None]
     with engine(llama) as llm:
         changing, plain = llm.generate(["yes"] * 2, use_tqdm=False, on_error="return", lora_request=adapters)
