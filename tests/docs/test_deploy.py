@@ -42,6 +42,7 @@ def test_the_dashboard_shows_every_metric() -> None:
     engine: Any = SimpleNamespace(
         scheduler=SimpleNamespace(get_stats=lambda: SimpleNamespace(**stats)),
         input_processor=SimpleNamespace(mm_processor=SimpleNamespace(cache=SimpleNamespace(hits=0, misses=0, usage=0))),
+        runner=SimpleNamespace(parts=()),
         num_prompt_tokens=0,
         num_generated_tokens=0,
         is_sleeping=False,

@@ -79,7 +79,7 @@ def test_whole_contracts(page: str, tmp_path: Path, published: Any, monkeypatch:
 
 
 def _follow(page: str, here: Path, published: Any, monkeypatch: pytest.MonkeyPatch, *, whole: bool = False) -> None:
-    monkeypatch.setattr("corellm.loading.checkpoint._download", published)
+    monkeypatch.setattr("corellm.loading.checkpoint.download", published)
     write_media(here)
     with reading(here, whole=whole) as reader:
         reader.follow(find_blocks(ROOT / page, page))

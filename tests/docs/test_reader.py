@@ -55,7 +55,7 @@ WRONG = [
 @pytest.mark.parametrize(("text", "words"), WRONG)
 def test_wrong_pages_fail(text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each mistake on a page raises, with its place."""
-    monkeypatch.setattr("corellm.loading.checkpoint._download", lambda name, *_, **__: write_published(name, tmp_path))
+    monkeypatch.setattr("corellm.loading.checkpoint.download", lambda name, *_, **__: write_published(name, tmp_path))
     with pytest.raises((AssertionError, ZeroDivisionError), match=re.escape(words)):
         follow(text, tmp_path)
 

@@ -5,6 +5,7 @@ Names are vLLM's, with `corellm:` before them instead of `vllm:`. Knows no serve
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -61,8 +62,21 @@ DESCRIPTIONS = {
     "corellm:spec_decode_num_draft_tokens": "Tokens that were drafted, and checked",
     "corellm:spec_decode_num_accepted_tokens": "Drafted tokens that were right",
     "corellm:spec_decode_num_accepted_tokens_per_pos": "The same by their position in a request's drafts, from 0 on",
+    "corellm:lora_adapters_running": "LoRA adapters of requests that run",
+    "corellm:lora_adapters_loaded": "LoRA adapters in the model, those of no request included",
+    "corellm:lora_adapters_kept": "LoRA adapters in CPU memory, whose files need not be read",
+    "corellm:lora_adapters_read": "Times that an adapter's files were read",
+    "corellm:lora_adapters_replaced": "Times that an adapter left the model for another one",
 }
 """What each of them counts."""
+_OF_PARTS: Mapping[str, type[Counter | Gauge]] = {
+    "corellm:lora_adapters_running": Gauge,
+    "corellm:lora_adapters_loaded": Gauge,
+    "corellm:lora_adapters_kept": Gauge,
+    "corellm:lora_adapters_read": Counter,
+    "corellm:lora_adapters_replaced": Counter,
+}
+"""Those that parts of the worker have; 0 where there is no such part."""
 
 
 def read_metrics(engine: LLMEngine) -> list[Metric]:
@@ -91,9 +105,12 @@ def read_metrics(engine: LLMEngine) -> list[Metric]:
         "spec_decode_num_draft_tokens": stats.num_draft_tokens,
         "spec_decode_num_accepted_tokens": sum(stats.accepted_per_position),
     }
+    of_parts: dict[str, Metric] = {name: kind(name, 0) for name, kind in _OF_PARTS.items()}
+    of_parts |= {metric.name: metric for part in engine.runner.parts for metric in part.metrics()}
     accepted = list(stats.accepted_per_position)
     return [
         *(Gauge(f"corellm:{name}", value) for name, value in gauges.items()),
         *(Counter(f"corellm:{name}", value) for name, value in counters.items()),
+        *of_parts.values(),
         Vector("corellm:spec_decode_num_accepted_tokens_per_pos", sum(accepted), accepted),
     ]

@@ -62,7 +62,7 @@ def resolve_checkpoint(config: ModelConfig) -> Path:
             f"and not a hub name (owner/name)"
         )
     weights = [] if config.load_format == "dummy" else _HUB_WEIGHTS
-    return _download(config.model, config.revision, _HUB_FILES + weights + _code(config), what="model")
+    return download(config.model, config.revision, _HUB_FILES + weights + _code(config), what="model")
 
 
 def resolve_tokenizer(config: ModelConfig, checkpoint: Path) -> Path:
@@ -81,14 +81,25 @@ def resolve_tokenizer(config: ModelConfig, checkpoint: Path) -> Path:
         return shipped[config.tokenizer]
     if config.tokenizer.startswith((".", "/", "~")) or config.tokenizer.count("/") != 1:
         raise CheckpointError(f"no tokenizer {config.tokenizer!r}: no such directory, and not a hub name (owner/name)")
-    return _download(config.tokenizer, None, _HUB_FILES + _code(config), what="tokenizer")
+    return download(config.tokenizer, None, _HUB_FILES + _code(config), what="tokenizer")
 
 
 def _code(config: ModelConfig) -> list[str]:
     return _HUB_CODE if config.trust_remote_code else []
 
 
-def _download(name: str, revision: str | None, wanted: list[str], *, what: str) -> Path:
+def download(name: str, revision: str | None, wanted: list[str], *, what: str) -> Path:
+    """Return a snapshot of what the hub has under a name, from its cache where it is there.
+
+    Args:
+        name: `owner/name`.
+        revision: None for the newest.
+        wanted: patterns of files.
+        what: for messages.
+
+    Raises:
+        CheckpointError: the hub did not give it.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

@@ -57,6 +57,10 @@ class PartAround(RequestPart):
         """See `RequestPart`."""
         return self.inner.counts(request)
 
+    def is_ready(self, step: StepPlan) -> bool:
+        """See `RequestPart`."""
+        return self.inner.is_ready(step)
+
     def hash_keys(self, request: Request, start: int, stop: int) -> Iterable[bytes]:
         """See `RequestPart`."""
         return self.inner.hash_keys(request, start, stop)

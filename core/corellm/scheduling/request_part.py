@@ -54,6 +54,13 @@ class RequestPart:
         """Return the tokens of an admitted request, and how many of them were cached, for metrics."""
         return request.num_tokens, request.num_computed_tokens
 
+    def is_ready(self, step: StepPlan) -> bool:
+        """Whether a request that waits can start; until then those behind it are admitted, and it is asked again.
+
+        Without other requests that run, steps are planned one after another: a part may wait here for a moment.
+        """
+        return True
+
     def hash_keys(self, request: Request, start: int, stop: int) -> Iterable[bytes]:
         """Yield what the contents of the block `[start, stop)` depend on beside its tokens and the cache salt."""
         return item_keys(request, start, stop, start)

@@ -306,7 +306,10 @@ class Scheduler:
             self._add_chunk(request, num_tokens, items, step)
 
     def _admit_waiting(self, step: StepPlan) -> None:
-        """Admit waiting requests in order of rank, passing over those whose prefix this very step computes."""
+        """Admit waiting requests in order of rank, passing over those whose prefix this very step computes.
+
+        And those whose part is not ready.
+        """
         if step.has_preempted or self.swapped:
             return
         passed_over: list[Request] = []
@@ -315,7 +318,7 @@ class Scheduler:
                 break  # it needs at least one block: no need to look up its prefix
             computed_blocks = self.blocks.get_computed_blocks(self.waiting.peek())
             request = self.waiting.pop()
-            if self._prefix_is_coming(request, len(computed_blocks), step):
+            if self._prefix_is_coming(request, len(computed_blocks), step) or not request.part.is_ready(step):
                 passed_over.append(request)
             elif not self._admit(request, computed_blocks, step):
                 passed_over.append(request)

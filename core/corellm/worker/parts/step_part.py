@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from corellm.engine.metrics import Metric
     from corellm.errors import CorellmError
     from corellm.scheduling.batch import ScheduledBatch, SequenceChunk
     from corellm.worker.input_batch import FlatBatch
@@ -87,6 +88,10 @@ class StepPart:
         a step if it is right. An error turns the part's drafts off.
         """
         return {}
+
+    def metrics(self) -> Sequence[Metric]:
+        """Return what is to be shown of the part, by names of `corellm.engine.metrics.DESCRIPTIONS`."""
+        return ()
 
     def forget(self) -> None:
         """Drop all sequences, after a step was interrupted."""

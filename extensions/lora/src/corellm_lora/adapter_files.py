@@ -104,7 +104,7 @@ def _read_config(name: str, folder: Path) -> tuple[AdapterConfig, bytes]:
 def _unreadable(name: str, folder: Path, error: OSError) -> InvalidParameterError:
     reason = f"{error.strerror or error}: {folder}"
     if not folder.is_dir():
-        reason = f"there is no directory {str(folder)!r:.200}; adapters from a hub must be downloaded before"
+        reason = f"there is no directory {str(folder)!r:.200}; give one, or a hub name (owner/name)"
     elif not (folder / WEIGHTS).exists() and (folder / CONFIG).exists():
         reason = f"{folder} has no {WEIGHTS}; other formats run code when they are read: save it as safetensors"
     elif not (folder / CONFIG).exists():

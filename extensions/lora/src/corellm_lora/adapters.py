@@ -5,7 +5,6 @@ Knows requests by their ids and adapters by their digests; what one changes of a
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -15,17 +14,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from corellm.engine.metrics import Counter, Gauge, Metric
 from corellm.errors import CorellmError, RequestFailedError
 from corellm.prompts import LORA_KEY as KEY
 from corellm.scheduling.batch import ScheduledBatch, SequenceChunk
 from corellm.worker.input_batch import FlatBatch
 from corellm.worker.parts.step_part import StepPart
 from corellm.worker.sequence_state import SequenceState
-from corellm_lora.adapter_files import AdapterFiles, Values
 from corellm_lora.rows import Rows
+from corellm_lora.shelf import Shelf
 from corellm_lora.weights import Weights
-
-logger = logging.getLogger(__name__)
 
 
 class Adapters(StepPart):
@@ -37,6 +35,7 @@ class Adapters(StepPart):
         most_rows: rows of the largest captured step.
         most_kept: adapters that are kept in memory after they were read.
         findings: of the model, where its terms are noted.
+        shelf: where adapters are before they run.
     """
 
     def __init__(
@@ -46,19 +45,20 @@ class Adapters(StepPart):
         most_rows: int,
         most_kept: int,
         findings: MutableMapping[str, Any],
+        shelf: Shelf,
     ) -> None:
-        self._weights, self._most_kept, self._findings = weights, most_kept, findings
+        self._weights, self._findings, self._shelf = weights, findings, shelf
         self._captured = Rows(torch.zeros(max(2, most_rows), dtype=torch.int64, device=device), {})
         """The slot of each row, for captured steps."""
         self._laid_out = weights.embedded = weights.decoded = weights.scored = self._captured
-        self._kept: OrderedDict[str, Mapping[str, Values]] = OrderedDict()
-        """Tensors that were read, by digest, those that were needed last at the end."""
         self._free = list(range(1, weights.num_slots))
         self._slot_of: OrderedDict[str, int] = OrderedDict()
         """Slots by digest; of adapters without a request, the one that was needed last at the end."""
         self._users: dict[str, str] = {}
         """Digests by request."""
+        self._num_replaced = 0
         self._note_terms()
+        shelf.open(lambda: self._terms, most_kept, lambda digest: digest in self._slot_of)
 
     def begin(self, batch: ScheduledBatch) -> Mapping[str, CorellmError]:
         """Put the adapters of new requests into slots; see `StepPart`."""
@@ -66,16 +66,14 @@ class Adapters(StepPart):
         for request_id in batch.released:
             self._users.pop(request_id, None)
         failed: dict[str, CorellmError] = {}
-        for sequence in batch.new:
-            adapter = sequence.part.get(KEY)
-            if adapter is None:
-                continue
+        new = {sequence.request_id: sequence.part[KEY] for sequence in batch.new if KEY in sequence.part}
+        self._users |= {request_id: adapter["digest"] for request_id, adapter in new.items()}
+        for request_id, adapter in new.items():
             try:
                 self._settle(adapter)
             except CorellmError as error:
-                failed[sequence.request_id] = error
-            else:
-                self._users[sequence.request_id] = adapter["digest"]
+                failed[request_id] = error
+                del self._users[request_id]
         return failed
 
     def encoding(self, variant: str) -> AbstractContextManager[object]:
@@ -133,6 +131,16 @@ class Adapters(StepPart):
         finally:
             self._weights.scored = self._captured
 
+    def metrics(self) -> Sequence[Metric]:
+        """Return how many adapters there are, and how often one came and left."""
+        return [
+            Gauge("corellm:lora_adapters_running", len(set(self._users.values()))),
+            Gauge("corellm:lora_adapters_loaded", len(self._slot_of)),
+            Gauge("corellm:lora_adapters_kept", len(self._shelf)),
+            Counter("corellm:lora_adapters_read", self._shelf.num_read),
+            Counter("corellm:lora_adapters_replaced", self._num_replaced),
+        ]
+
     def forget(self) -> None:
         """Drop all requests; adapters stay in their slots."""
         self._users.clear()
@@ -156,7 +164,7 @@ class Adapters(StepPart):
         """
         digest = adapter["digest"]
         if digest not in self._slot_of:
-            values = self._read(adapter)
+            values = self._shelf.take(adapter)
             slot = self._free.pop() if self._free else self._leave_slot()
             try:
                 self._weights.fill(slot, values)
@@ -172,26 +180,5 @@ class Adapters(StepPart):
     def _leave_slot(self) -> int:
         """Return the slot of an adapter that no request has: fewer others run than there are slots."""
         in_use = set(self._users.values())
+        self._num_replaced += 1
         return self._slot_of.pop(next(digest for digest in self._slot_of if digest not in in_use))
-
-    def _read(self, adapter: Mapping[str, str]) -> Mapping[str, Values]:
-        """Return an adapter's tensors, from memory or from its files.
-
-        Raises:
-            RequestFailedError: the files are not what they were when the request was prepared.
-        """
-        digest, name = adapter["digest"], adapter["name"]
-        if digest not in self._kept:
-            try:
-                files = AdapterFiles.opened(name, adapter["path"], self._terms)
-                values = files.values()
-            except (CorellmError, OSError) as error:
-                raise RequestFailedError(f"LoRA adapter {name!r:.100} cannot be read any more: {error}") from error
-            if files.digest.hex() != digest:
-                raise RequestFailedError(f"LoRA adapter {name!r:.100} has changed; send the request again")
-            logger.info("read the LoRA adapter %r from %s", name, adapter["path"])
-            self._kept[digest] = values
-            if len(self._kept) > self._most_kept:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(digest)
-        return self._kept[digest]

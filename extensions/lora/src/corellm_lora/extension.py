@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from corellm.hookspecs import hookimpl
 
@@ -17,12 +18,17 @@ if TYPE_CHECKING:
 class LoRA:
     """The key of prompts that names an adapter, and the part of steps that has the weights."""
 
+    def __init__(self) -> None:
+        self._keys: WeakValueDictionary[int, AdapterKey] = WeakValueDictionary()
+        """The key of each model that is being loaded or is there, by its context."""
+
     @hookimpl
     def offer_prompt_key(self, context: ModelContext) -> AdapterKey:
         """Return the key `lora_request`."""
         from corellm_lora.prompt_key import AdapterKey
 
-        return AdapterKey(context.findings)
+        key = self._keys[id(context)] = AdapterKey(context.findings)
+        return key
 
     @hookimpl
     def offer_step_part(
@@ -39,5 +45,5 @@ class LoRA:
         most = model.max_loras, model.max_lora_rank
         tied = bool(getattr(context.hf_config, "tie_word_embeddings", False))
         weights = Weights(Targets(linears, tied, *most), linears, context.dtype, context.device, *most)
-        most_kept = model.max_cpu_loras or model.max_loras
-        return Adapters(weights, context.device, most_rows, most_kept, context.findings)
+        most_kept, shelf = model.max_cpu_loras or model.max_loras, self._keys[id(context)].shelf
+        return Adapters(weights, context.device, most_rows, most_kept, context.findings, shelf)

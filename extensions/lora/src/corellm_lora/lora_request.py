@@ -26,7 +26,7 @@ class LoRARequest:
     lora_int_id: int
     """A number of at least 1; scripts have it, and it is checked and not used."""
     lora_path: str
-    """Directory with `adapter_config.json` and `adapter_model.safetensors`, as PEFT writes them."""
+    """Directory with `adapter_config.json` and `adapter_model.safetensors`, as PEFT writes them; or a hub name."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.lora_name, str) or not self.lora_name or not is_unicode(self.lora_name):

@@ -14,8 +14,10 @@ from corellm.errors import InvalidParameterError
 from corellm.prompts import LORA_KEY as KEY
 from corellm.scheduling.request_part import RequestPart
 from corellm_lora.adapter_files import CONFIG, WEIGHTS, AdapterFiles, plain
+from corellm_lora.locating import locate
 from corellm_lora.lora_request import LoRARequest
 from corellm_lora.request_part import AdapterOf
+from corellm_lora.shelf import Shelf
 from corellm_lora.terms import Terms
 
 _MOST_KNOWN = 4096
@@ -27,6 +29,9 @@ class AdapterKey:
 
     Args:
         findings: of the model; filled while it is loaded.
+
+    Attributes:
+        shelf: the adapters in memory, where the model is in this process.
     """
 
     name = KEY
@@ -34,7 +39,10 @@ class AdapterKey:
     def __init__(self, findings: Mapping[str, Any]) -> None:
         self._findings = findings
         self._known: dict[tuple[object, ...], AdapterFiles] = {}
+        self._located: dict[str, Path] = {}
+        """Directories of adapters of the hub, by name: they are asked for once."""
         self._lock = threading.Lock()
+        self.shelf = Shelf()
 
     def read(self, value: Any) -> dict[str, Any]:
         """Return the name, directory and digest of an adapter that the model can have.
@@ -56,7 +64,7 @@ class AdapterKey:
 
     def around(self, part: RequestPart, read: Mapping[str, Any]) -> RequestPart:
         """Return the request's part with its adapter."""
-        return AdapterOf(part, dict(read), self._terms.max_loras)
+        return AdapterOf(part, dict(read), self._terms.max_loras, self.shelf)
 
     @property
     def _terms(self) -> Terms:
@@ -68,10 +76,13 @@ class AdapterKey:
         return terms
 
     def _files(self, request: LoRARequest, terms: Terms) -> AdapterFiles:
-        state = _state(Path(request.lora_path))
+        path = self._located.get(request.lora_path) or locate(request.lora_name, request.lora_path)
+        if str(path) != request.lora_path and len(self._located) < _MOST_KNOWN:
+            self._located[request.lora_path] = path
+        state = _state(path)
         with self._lock:  # one thread reads an adapter, and others that want it wait
             if None in state or state not in self._known:
-                files = AdapterFiles.opened(request.lora_name, request.lora_path, terms)
+                files = AdapterFiles.opened(request.lora_name, str(path), terms)
                 if len(self._known) >= _MOST_KNOWN:
                     self._known.clear()
                 self._known[state] = files

@@ -6,7 +6,7 @@ Knows the adapter by its digest; knows no weights.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from corellm.prompts import LORA_KEY as KEY
@@ -15,6 +15,7 @@ from corellm.scheduling.part_around import PartAround
 from corellm.scheduling.request import Request
 from corellm.scheduling.request_part import PlanItems
 from corellm.scheduling.step_plan import StepPlan
+from corellm_lora.shelf import Shelf
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,16 @@ class AdapterOf(PartAround):
     """What `AdapterKey.read` returned."""
     most: int
     """Adapters that may run at once."""
+    shelf: Shelf = field(compare=False, repr=False)
+    """Where it is read."""
 
     def for_worker(self) -> Mapping[str, Any]:
         """See `RequestPart`."""
         return {**super().for_worker(), KEY: self.adapter}
+
+    def is_ready(self, step: StepPlan) -> bool:
+        """Whether the adapter was read; until then others go first."""
+        return self.shelf.has(self.adapter, waits=not step.running) and super().is_ready(step)
 
     def hash_keys(self, request: Request, start: int, stop: int) -> Iterable[bytes]:
         """Yield what weights the keys and values come of, too."""

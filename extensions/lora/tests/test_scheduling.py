@@ -1,0 +1,165 @@
+"""Adapters that wait: for their files, alone, and for a slot, in their turn; many of them leave nothing behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from corellm import LLM, LoRARequest, SamplingParams
+from corellm.errors import RequestFailedError
+from corellm.text_models.tiny import make_tiny_checkpoint
+from corellm_lora.adapter_files import AdapterFiles
+from corellm_lora.adapters import Adapters
+from extensions.lora.tests.adapters import save_adapter
+
+MOST = 4
+PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama."""
+    return make_tiny_checkpoint(tmp_path_factory.mktemp("llama"), intermediate_size=96)
+
+
+@pytest.fixture(scope="module")
+def adapters(path: Path, tmp_path_factory: pytest.TempPathFactory) -> list[LoRARequest]:
+    """200 adapters: other bytes each, and other factors in turns."""
+    reference = transformers.LlamaForCausalLM.from_pretrained(path)
+    root, made = tmp_path_factory.mktemp("adapters"), []
+    saved = [save_adapter(root / f"saved-{n}", reference, n, r=4, target_modules=["q_proj"]) for n in range(3)]
+    for number in range(200):
+        folder = root / str(number)
+        folder.mkdir()
+        for file in Path(saved[number % 3].lora_path).iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+        config = folder / "adapter_config.json"
+        config.write_text(config.read_text() + " " * number)
+        made.append(LoRARequest(str(number), number + 1, str(folder)))
+    return made
+
+
+@pytest.fixture
+def llm(path: Path) -> Iterator[LLM]:
+    """The model, for four adapters at a time."""
+    with LLM(str(path), max_model_len=64, max_num_seqs=8, enable_lora=True, max_loras=MOST, max_cpu_loras=6) as loaded:
+        yield loaded
+
+
+def part_of(llm: LLM) -> Adapters:
+    (part,) = (part for part in llm.engine.runner.parts if isinstance(part, Adapters))
+    return part
+
+
+def metrics_of(llm: LLM) -> dict[str, float]:
+    begin = "corellm:lora_adapters_"
+    return {m.name.removeprefix(begin): m.value for m in llm.get_metrics() if m.name.startswith(begin)}
+
+
+def add(llm: LLM, name: str, adapter: LoRARequest | None, params: SamplingParams = PARAMS) -> None:
+    keys = {} if adapter is None else {"lora_request": adapter}
+    llm.engine.add_request(name, {"prompt": "yes", **keys}, params)
+
+
+def ended(llm: LLM, most_steps: int = 1000) -> dict[str, Any]:
+    """Final outputs of all requests, in the order in which they ended."""
+    found: dict[str, Any] = {}
+    for _ in range(most_steps):
+        found |= {output.request_id: output for output in llm.engine.step() if output.finished}
+        if not llm.engine.has_unfinished_requests():
+            break
+    return found
+
+
+def test_many_adapters_leave_nothing(llm: LLM, adapters: list[LoRARequest]) -> None:
+    """200 of them through four slots, beside requests without: all end, and no more is held than before the last."""
+    chosen = [*adapters, None, None]
+    outputs = llm.generate(["yes"] * 202, PARAMS, use_tqdm=False, lora_request=chosen)
+    texts = [tuple(output.outputs[0].token_ids) for output in outputs]
+    assert len(set(texts[:3])) == 3
+    assert texts[:200] == [texts[number % 3] for number in range(200)]
+    assert texts[200] == texts[201]
+    part = part_of(llm)
+    assert (len(part._shelf), len(part._slot_of), len(part._users), len(part._free)) == (6, MOST, 0, 0)
+    assert part._shelf.num_read == 200
+    assert metrics_of(llm) == {"running": 0, "loaded": MOST, "kept": 6, "read": 200, "replaced": 200 - MOST}
+    assert sorted(part._slot_of.values()) == list(range(1, MOST + 1))
+    llm.engine.scheduler.blocks.check_integrity()
+
+
+def test_an_adapter_that_waits_for_a_slot_gets_its_turn(llm: LLM, adapters: list[LoRARequest]) -> None:
+    """Requests of those that run keep coming, and it starts as soon as those end that came before it."""
+    for adapter in (adapters[MOST], *adapters[:MOST]):  # all are read, and it has lost its slot
+        add(llm, "before", adapter)
+        ended(llm)
+    for number in range(8):
+        add(llm, f"first-{number}", adapters[number % MOST])
+    add(llm, "waiting", adapters[MOST])
+    order, number = [], 0
+    while "waiting" not in order:
+        assert number < 100
+        add(llm, f"later-{number}", adapters[number % MOST])
+        number += 1
+        order += [output.request_id for output in llm.engine.step() if output.finished]
+    assert set(order[: order.index("waiting")]) <= {f"first-{n}" for n in range(8)}
+    ended(llm)
+
+
+def test_others_go_on_while_an_adapter_is_read(
+    llm: LLM, adapters: list[LoRARequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that run and those that come later; its own requests wait, and run when it is there."""
+    may_go_on, factors, readers = threading.Event(), AdapterFiles.factors, set()
+
+    def slow(files: AdapterFiles) -> Any:
+        readers.add(threading.current_thread())
+        if files.path == Path(adapters[9].lora_path):
+            assert may_go_on.wait(60)
+        return factors(files)
+
+    monkeypatch.setattr(AdapterFiles, "factors", slow)
+    long = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    add(llm, "before", None, long)
+    llm.engine.step()
+    add(llm, "slow", adapters[9])
+    add(llm, "slow, too", adapters[9])
+    add(llm, "after", None)
+    assert metrics_of(llm)["running"] == 0
+    done = []
+    for _ in range(40):
+        done += [output.request_id for output in llm.engine.step() if output.finished]
+    assert sorted(done) == ["after", "before"]
+    may_go_on.set()
+    assert sorted(ended(llm)) == ["slow", "slow, too"]
+    assert threading.main_thread() not in readers
+    assert part_of(llm)._shelf.num_read == 1
+
+
+def test_an_adapter_that_cannot_be_read_fails_alone(
+    llm: LLM, adapters: list[LoRARequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its requests end with the error, whether they wait or come later; others do not, and it may be right again."""
+    factors = AdapterFiles.factors
+    broken = [True]
+
+    def failing(files: AdapterFiles) -> Any:
+        if broken[0] and files.path == Path(adapters[7].lora_path):
+            raise OSError("the disk is gone")
+        return factors(files)
+
+    monkeypatch.setattr(AdapterFiles, "factors", failing)
+    for name, adapter in {"a": adapters[7], "b": adapters[7], "c": adapters[8], "d": None}.items():
+        add(llm, name, adapter)
+    outputs = ended(llm)
+    assert {name for name, output in outputs.items() if output.error is not None} == {"a", "b"}
+    assert isinstance(outputs["a"].error, RequestFailedError)
+    assert "the disk is gone" in str(outputs["a"].error)
+    assert sorted(outputs) == ["a", "b", "c", "d"]
+    broken[0] = False
+    add(llm, "again", adapters[7])
+    assert ended(llm)["again"].error is None
