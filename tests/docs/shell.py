@@ -22,10 +22,12 @@ from pathlib import Path
 from typing import TextIO
 
 from packaging.requirements import Requirement
+from pydantic import BaseModel
 
 from corellm.cli import build_parser, main
 from corellm.plugin.extensions import load_extensions
 from corellm_server.commands.arguments import configured
+from corellm_server.requests.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from corellm_server.requests.chat import ChatRequest
 from tests.docs.stand_ins import write_published
 
@@ -38,6 +40,8 @@ PINNED = {
     for line in (ROOT / "requirements-dev.txt").read_text(encoding="utf-8").splitlines()
     if line and not line.startswith(("#", "-e"))
 }
+BODIES = {"/load_lora_adapter": LoadAdapterRequest, "/unload_lora_adapter": UnloadAdapterRequest}
+"""Bodies by the end of a URL; those of others are chats."""
 TOOLS = {"cat", "cp", "diff", "echo", "find", "grep", "head", "ls", "mkdir", "mv", "rm", "sed", "sort", "tail", "tree"}
 """Run by bash as they are."""
 
@@ -133,12 +137,14 @@ class Shell:
     def _check_serving(self, arguments: list[str]) -> tuple[int, str]:
         """Check only the options: it would not end."""
         args = build_parser().parse_args(["serve", *arguments[1:]])
-        configured(args)
+        with contextlib.chdir(self.cwd):
+            configured(args)
         return 0, ""
 
     def _check_request(self, words: list[str]) -> tuple[int, str]:
         """Check only that the body is one that the server takes."""
-        ChatRequest.model_validate(json.loads(words[words.index("-d") + 1]))
+        kind: type[BaseModel] = next((BODIES[url] for url in BODIES if words[1].endswith(url)), ChatRequest)
+        kind.model_validate(json.loads(words[words.index("-d") + 1]))
         return 0, ""
 
     def _python(self, arguments: list[str]) -> tuple[int, str]:

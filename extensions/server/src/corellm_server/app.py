@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 from corellm import __version__
 from corellm_server.document import add_document_route
+from corellm_server.endpoints.adapters import adapter_routes
 from corellm_server.endpoints.audio import audio_routes
 from corellm_server.endpoints.chat import chat_routes
 from corellm_server.endpoints.completions import completion_routes
@@ -41,8 +42,7 @@ def make_app(service: Service) -> ASGIApp:
     declared = [*app.routes]
     for routes in (
         chat_routes, response_routes, kept_response_routes, message_routes, completion_routes, audio_routes,
-        pooling_routes, score_routes, token_routes, model_routes, status_routes,
-        sleep_routes,
+        pooling_routes, score_routes, token_routes, model_routes, adapter_routes, status_routes, sleep_routes,
     ):  # fmt: skip
         router = routes(service)
         declared += router.routes

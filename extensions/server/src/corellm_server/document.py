@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -31,7 +31,7 @@ def add_document_route(app: FastAPI, service: Service) -> None:
     """Add `GET /openapi.json` to an application."""
     has_keys, lock = bool(service.config.options.api_key), asyncio.Lock()
 
-    @cache
+    @lru_cache(1)  # names of adapters come and go
     def made(*names: str) -> dict[str, Any]:
         document = app.openapi()
         _complete(document, names, has_keys=has_keys)
@@ -51,7 +51,7 @@ def _complete(document: dict[str, Any], names: Sequence[str], *, has_keys: bool)
 
     Args:
         document: as FastAPI makes it.
-        names: of the model.
+        names: of the model and its adapters.
         has_keys: whether clients need one.
     """
     types = _openai_types(document)

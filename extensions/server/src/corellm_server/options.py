@@ -35,7 +35,11 @@ class ServerOptions:
     """Names by which clients ask for the model; none for the name it is loaded by, of a directory the last part of it.
     Clients that know the whole path may ask by it."""
     lora_modules: Collection[str] = ()
-    """LoRA adapters that clients ask for as models, each `name=directory`; with `--enable-lora`."""
+    """LoRA adapters that clients ask for as models, each `name=directory` or `name=owner/name` of the hub; with
+    `--enable-lora`."""
+    allow_runtime_lora_updating: str | None = None
+    """Directory whose adapters clients may load and unload while the server runs (`/v1/load_lora_adapter`); none unless
+    given. With `--enable-lora`. Whoever may use the server may do so, for all."""
     root_path: str = ""
     """Path under which a reverse proxy serves this server, e.g. /llm."""
     ssl_certfile: str | None = None
@@ -159,7 +163,7 @@ class ServerOptions:
                 "otlp_traces_endpoint must be like http://localhost:4318/v1/traces, got "
                 f"{self.otlp_traces_endpoint!r:.200}"
             )
-        for name in ("allowed_local_media_path", "allowed_weights_path"):
+        for name in ("allowed_local_media_path", "allowed_weights_path", "allow_runtime_lora_updating"):
             root = getattr(self, name)
             if root is not None and not Path(root).is_dir():
                 raise ConfigError(f"{name}: there is no directory {root!r:.200}")

@@ -12,14 +12,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from corellm.errors import MultiModalError, PromptTooLongError, RequestError
 from corellm.multimodal.chat.reading import Part, ReadMessages
 from corellm.sampling_params import SamplingParams
 from corellm.serving import CHEAP_CHARACTERS, EngineClient, PreparationPools, ProcessedPrompt
-from corellm_server.adapters import keys_of
+from corellm_server.adapters import ServedAdapters
 from corellm_server.conversation import CheckedMessages, check_counts, check_messages
 from corellm_server.errors import ApiError
 from corellm_server.exchange import Exchange
@@ -34,7 +33,6 @@ from corellm_server.stages import stage
 from corellm_server.tools.held import arguments_alone
 
 if TYPE_CHECKING:
-    from corellm_lora.lora_request import LoRARequest
     from corellm_pooling.params import PoolingParams
 
 _Result = TypeVar("_Result")
@@ -49,7 +47,7 @@ class Preparation:
         client: the engine.
         config: what requests may hold and name.
         fetcher: fetches URLs; None for no URLs.
-        adapters: LoRA adapters by the names of models that requests give.
+        adapters: LoRA adapters that requests name as models; None for none.
     """
 
     def __init__(
@@ -57,7 +55,7 @@ class Preparation:
         client: EngineClient,
         config: ServerConfig,
         fetcher: Fetcher | None,
-        adapters: Mapping[str, LoRARequest] = MappingProxyType({}),
+        adapters: ServedAdapters | None = None,
     ) -> None:
         self._client, self._config, self._adapters = client, config, adapters
         self._sources = MediaSources(
@@ -128,7 +126,7 @@ class Preparation:
                     "prompt_token_ids": tokens,
                     "multi_modal_data": {"audio": content},
                     "cache_salt": exchange.salt,
-                    **keys_of(self._adapters, exchange.body),
+                    **self._keys_of(exchange),
                 }
                 process = partial(processor.process, given)
                 return await self.in_pool(exchange, lambda: _located(checked, process), takes_long=True)
@@ -161,7 +159,7 @@ class Preparation:
 
     async def _checked(self, exchange: Exchange, checked: CheckedMessages, **options: Any) -> ProcessedPrompt:
         options["cache_salt"] = exchange.salt
-        if keys := keys_of(self._adapters, exchange.body):
+        if keys := self._keys_of(exchange):
             options["prompt_keys"] = keys
         process = partial(self._client.input_processor.process_chat, checked.messages, **options)
         takes_long = bool(checked.sources) or checked.num_characters > CHEAP_CHARACTERS
@@ -185,13 +183,16 @@ class Preparation:
         if not isinstance(prompt, Mapping):
             prompt = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}
         length = sum(len(prompt.get(key) or ()) for key in ("prompt", "text_pair", "prompt_token_ids"))
-        keys = keys_of(self._adapters, exchange.body)
+        keys = self._keys_of(exchange)
         fields = {**prompt, "cache_salt": exchange.salt, "priority": priority or 0, **keys}
         process = partial(self._client.input_processor.process, fields)
         try:
             return await self.in_pool(exchange, process, takes_long=length > CHEAP_CHARACTERS)
         except RequestError as error:
             raise ApiError(error.status, f"{where}: {error}", param=error.param or where) from error
+
+    def _keys_of(self, exchange: Exchange) -> Mapping[str, Any]:
+        return {} if self._adapters is None else self._adapters.keys_of(exchange.body)
 
     async def check_form(self, exchange: Exchange, request: ChoiceFields, params: SamplingParams) -> None:
         """Check the form that a client asks an output to have.

@@ -13,7 +13,7 @@ from corellm.errors import AbsentMethodError
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
 from corellm.serving import EngineClient, ProcessedPrompt
-from corellm_server.adapters import adapters_of
+from corellm_server.adapters import ServedAdapters
 from corellm_server.errors import ApiError
 from corellm_server.exchange import Exchange
 from corellm_server.intake import Intake
@@ -74,7 +74,9 @@ class Service:
             options, config.limits.max_body_bytes, self.intake, self.hold, self.metrics.kept_responses
         )
         taken = (*self.names, model)
-        self.adapters = adapters_of(options.lora_modules, taken, client.input_processor) if options.lora_modules else {}
+        self.adapters = ServedAdapters(
+            options.lora_modules, taken, client.input_processor, options.allow_runtime_lora_updating
+        )
         """LoRA adapters by the names that clients ask for."""
         self.preparation = Preparation(client, config, fetcher, self.adapters)
         self.forms = OutputForms(client.input_processor, options)

@@ -54,6 +54,7 @@ def configured(args: argparse.Namespace) -> tuple[ServerConfig, dict[str, Any]]:
         limits=RequestLimits(**given_fields(given, [RequestLimits])),
         fetching=FetchSettings(**given_fields(given, [FetchSettings])),
     )
-    if config.options.lora_modules and not given.get("enable_lora"):
-        raise ConfigError("lora_modules needs enable_lora: a model that is loaded without takes no adapters; set both")
+    for name in ("lora_modules", "allow_runtime_lora_updating"):
+        if getattr(config.options, name) and not given.get("enable_lora"):
+            raise ConfigError(f"{name} needs enable_lora: a model that is loaded without takes no adapters; set both")
     return config, given_fields(given, ENGINE_CONFIGS)
