@@ -175,6 +175,11 @@ class ModelConfig:
             _boolean(name, getattr(self, name))
         _positive("max_loras", self.max_loras)
         _positive("max_lora_rank", self.max_lora_rank)
+        for name in ("max_loras", "max_lora_rank", "max_cpu_loras"):
+            if not self.enable_lora and getattr(self, name) != getattr(type(self), name):
+                raise ConfigError(
+                    f"{name} needs enable_lora: models that are loaded without take no adapters; set both"
+                )
         if self.max_cpu_loras is not None:
             _positive("max_cpu_loras", self.max_cpu_loras, minimum=self.max_loras)
         if not isinstance(self.device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from corellm.cli.media import SUFFIXES, MediaFile, open_files
@@ -83,12 +84,19 @@ class Conversation:
         name: the model's, for the greeting.
         system: the system message, if any.
         media: of the first message.
+        keys: of all prompts, which extensions read.
     """
 
     def __init__(
-        self, engine: LLMEngine, params: SamplingParams, name: str, system: str | None, media: Sequence[MediaFile]
+        self,
+        engine: LLMEngine,
+        params: SamplingParams,
+        name: str,
+        system: str | None,
+        media: Sequence[MediaFile],
+        keys: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self._engine, self._params, self._name, self._system = engine, params, name, system
+        self._engine, self._params, self._name, self._system, self._keys = engine, params, name, system, keys
         self._history = system_message(system)
         self._next_media = list(media)
 
@@ -136,7 +144,7 @@ class Conversation:
         media, self._next_media = self._next_media, []
         message = user_message(text, media)
         try:
-            processed = self._engine.input_processor.process_chat([*self._history, message])
+            processed = self._engine.input_processor.process_chat([*self._history, message], prompt_keys=self._keys)
             output = print_text(stream(self._engine, "run", processed, self._params))
         except KeyboardInterrupt:
             print("  (stopped)")

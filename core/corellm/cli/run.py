@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
 from corellm.cli.arguments import add_engine, add_prompt, load_engine, open_media
 from corellm.cli.conversation import Conversation, print_text, stream, system_message, user_message
 from corellm.cli.media import by_modality
 from corellm.errors import RequestError
+from corellm.lora_request import KEY as LORA_KEY
+from corellm.lora_request import LoRARequest
 from corellm.sampling_params import SamplingParams
 
 _HELP = """\
@@ -39,6 +42,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add_prompt(parser)
+    parser.add_argument("--lora", metavar="DIRECTORY", help="a LoRA adapter that answers, by its directory or hub name")
     _add_sampling(parser.add_argument_group("sampling"))
     add_engine(parser)
     parser.set_defaults(run=run)
@@ -68,14 +72,19 @@ def run(args: argparse.Namespace) -> int:
         prompt = _read_prompt()
     if prompt is not None and not prompt and not media:
         raise RequestError("the prompt is empty; write a question, or give a file")
+    keys: dict[str, Any] = {}
+    if args.lora is not None:
+        keys, args.enable_lora = {LORA_KEY: LoRARequest(args.lora, 1, args.lora)}, True
     engine = load_engine(args)
     try:
         if prompt is None:
-            return Conversation(engine, params, args.model, args.system, media).run()
+            return Conversation(engine, params, args.model, args.system, media, keys).run()
         if args.raw:
-            processed = engine.input_processor.process({"prompt": prompt, "multi_modal_data": by_modality(media)})
+            given = {"prompt": prompt, "multi_modal_data": by_modality(media), **keys}
+            processed = engine.input_processor.process(given)
         else:
-            processed = engine.input_processor.process_chat([*system_message(args.system), user_message(prompt, media)])
+            messages = [*system_message(args.system), user_message(prompt, media)]
+            processed = engine.input_processor.process_chat(messages, prompt_keys=keys)
         if not print_text(stream(engine, "run", processed, params)):
             print("(empty output)", file=sys.stderr)
     finally:

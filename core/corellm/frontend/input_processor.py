@@ -27,7 +27,7 @@ from corellm.errors import (
 from corellm.frontend.bad_words import word_sequences
 from corellm.frontend.chat_processor import ChatOptions, ChatProcessor, RenderedChat
 from corellm.frontend.conversation_limit import Messages, numbered_in, refusal, renumber, shortenings
-from corellm.frontend.prompt_key import NO_KEYS, PromptKey, way_out
+from corellm.frontend.prompt_key import DISTRIBUTIONS, NO_KEYS, PromptKey, way_out
 from corellm.frontend.stated_parts import decoder_prompt_of, part_of_prompt
 from corellm.frontend.text_limit import TextLimit
 from corellm.frontend.text_tokenizer import TextTokenizer
@@ -388,10 +388,10 @@ class InputProcessor:
         for name in given:
             if name not in self._extensions_keys:
                 known = f" (those that are read: {', '.join(sorted(self._extensions_keys)) or 'none'})"
-                raise InvalidParameterError(
-                    f"prompt_keys: no installed extension reads {name!r:.100} for this model{way_out(name, known)}",
-                    param="prompt_keys",
-                )
+                told, field = f"no installed extension reads {name!r:.100} for this model", "prompt_keys"
+                if name in DISTRIBUTIONS:  # the argument of a call, which is passed on so
+                    told, field = "no installed extension reads it for this model", name
+                raise InvalidParameterError(f"{field}: {told}{way_out(name, known)}", param=field)
         return given
 
     def _check_length(self, messages: Messages) -> None:

@@ -11,6 +11,7 @@ import pytest
 import transformers
 
 from corellm import LLM, LoRARequest, SamplingParams
+from corellm.cli import main
 from corellm.errors import InvalidParameterError, RequestFailedError
 from corellm_kernels.cpu import library
 from corellm_lora.adapter_files import AdapterFiles
@@ -135,7 +136,10 @@ def test_tokens_equal_pefts(llama: Adapted, wanted: list[Continuation], kernels:
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"quantization": "int8"}], ids=str)
 def test_results_are_the_requests_own(llama: Adapted, options: dict[str, Any]) -> None:
-    """Alone and among requests with other adapters, bit for bit; each adapter makes a difference."""
+    """Alone and among requests with other adapters, bit for bit; each adapter makes a difference.
+
+    And those without one, in a model that was loaded without.
+    """
     if library.unavailable() is not None:
         pytest.skip("torch's products depend on the number of rows")
     with engine(llama, enable_prefix_caching=False, **options) as llm:
@@ -144,6 +148,10 @@ def test_results_are_the_requests_own(llama: Adapted, options: dict[str, Any]) -
         alone = [numbers_of(generate(llm, [prompt], llama.request(name))[0]) for prompt, name in REQUESTS]
         assert together == alone
     assert len({str(numbers) for numbers in together[: 1 + len(CONFIGS)]}) == 1 + len(CONFIGS)
+    without = [number for number, name in enumerate(NAMES) if name is None]
+    with LLM(str(llama.path), **{"dtype": "float32", "max_model_len": 120, **options}) as llm:
+        plain = generate(llm, [prompts[number] for number in without], None)
+    assert [numbers_of(output) for output in plain] == [together[number] for number in without]
 
 
 def test_adapters_go_on_with_other_weights(llama: Adapted, tmp_path: Path) -> None:
@@ -201,7 +209,7 @@ def test_cached_blocks_are_those_of_one_adapter(llama: Adapted, wanted: list[Con
 
 
 def test_many_adapters_take_turns(llama: Adapted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more run at once than may, all requests end in the order in which they came, and no more are kept than may."""
+    """No more run at once than may, all requests end, and no more are kept than may."""
     adapters = []
     for number in range(12):
         folder = tmp_path / str(number)
@@ -225,12 +233,10 @@ def test_many_adapters_take_turns(llama: Adapted, tmp_path: Path, monkeypatch: p
     with engine(llama, max_loras=3, max_cpu_loras=5) as llm:
         outputs = generate(llm, [PROMPTS[0]] * 36, chosen)
         part = part_of(llm)
-        assert len(part._kept) == 5
+        assert len(part._shelf) == 5
         assert max(at_once) == 3
     for number, output in enumerate(outputs):
         assert numbers_of(output)[0] == numbers_of(outputs[number % 4])[0]
-    starts = [output.metrics.scheduled_ts for output in outputs]
-    assert starts == sorted(starts)
 
 
 @pytest.mark.parametrize("content", ["another's", "cut off"])
@@ -322,3 +328,19 @@ def test_a_model_that_sees(tiny_llava: Path, tmp_path: Path) -> None:
         params = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True)
         chats = llm.chat([messages] * 3, params, use_tqdm=False, lora_request=llava.requests(names))
         assert len({tuple(output.outputs[0].token_ids) for output in chats}) == 3
+
+
+def test_the_terminal_has_an_adapter(llama: Adapted, capsys: pytest.CaptureFixture[str]) -> None:
+    """`corellm run --lora`: it answers."""
+    words = ["run", str(llama.path), "--dtype", "float32", "--max-model-len", "120", "--max-tokens", "8"]
+    texts = {}
+    for name in (None, "all"):
+        lora = [] if name is None else ["--lora", llama.adapters[name].lora_path]
+        assert main([*words, "--raw", *lora, PROMPTS[2]]) == 0
+        raw = capsys.readouterr().out
+        with engine(llama, max_loras=1) as llm:
+            params = SamplingParams(temperature=0, max_tokens=8)
+            (output,) = llm.generate([PROMPTS[2]], params, use_tqdm=False, lora_request=llama.request(name))
+        assert raw.strip() == output.outputs[0].text.strip()
+        texts[name] = raw
+    assert texts[None] != texts["all"]

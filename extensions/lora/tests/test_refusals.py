@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
 from corellm import LLM, LoRARequest, SamplingParams
+from corellm.config import ModelConfig
 from corellm.errors import ConfigError, ContractError, InvalidParameterError, PromptError
 from corellm.plugin.extensions import load_extensions
 from corellm_testing.tiny_text import make_tiny_checkpoint
@@ -253,3 +255,38 @@ def test_models_that_cannot_have_adapters(tmp_path: Path) -> None:
     make_tiny_encoder(tmp_path / "encoder", "BertModel", type_vocab_size=2)
     with pytest.raises(ConfigError, match="this model has no decoder"):
         LLM(str(tmp_path / "encoder"), enable_lora=True)
+
+
+def test_an_adapter_of_the_hub(llm: LLM, adapter: LoRARequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its two files are asked for once, by the rule for models; what the hub does not give is refused."""
+    asked = []
+
+    def download(name: str, **more: Any) -> str:
+        asked.append((name, more["allow_patterns"]))
+        if name == "org/other":
+            raise OSError("offline")
+        return adapter.lora_path
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    outputs = [
+        llm.generate("yes", params, use_tqdm=False, lora_request=LoRARequest("a", 1, path))[0].outputs[0].token_ids
+        for path in (adapter.lora_path, "org/adapter", "org/adapter")
+    ]
+    assert outputs[0] == outputs[1] == outputs[2]
+    assert asked == [("org/adapter", [CONFIG, WEIGHTS])]
+    with pytest.raises(
+        InvalidParameterError, match=r"LoRA adapter 'b': no LoRA adapter 'org/other': .* the hub did not"
+    ):
+        llm.generate("yes", params, use_tqdm=False, lora_request=LoRARequest("b", 1, "org/other"))
+    with pytest.raises(InvalidParameterError, match="there is no directory '/org/other'"):
+        llm.generate("yes", params, use_tqdm=False, lora_request=LoRARequest("b", 1, "/org/other"))
+    assert len(asked) == 2
+
+
+def test_sizes_without_adapters() -> None:
+    """They would have no effect."""
+    for name in ("max_loras", "max_lora_rank", "max_cpu_loras"):
+        with pytest.raises(ConfigError, match=f"{name} needs enable_lora"):
+            ModelConfig(model="demo", **{name: 32})
+    assert ModelConfig(model="demo", max_loras=1, max_lora_rank=16).enable_lora is False
