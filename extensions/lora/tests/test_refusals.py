@@ -286,7 +286,8 @@ def test_an_adapter_of_the_hub(llm: LLM, adapter: LoRARequest, monkeypatch: pyte
 
 def test_sizes_without_adapters() -> None:
     """They would have no effect."""
+    wanted: Any = 32
     for name in ("max_loras", "max_lora_rank", "max_cpu_loras"):
         with pytest.raises(ConfigError, match=f"{name} needs enable_lora"):
-            ModelConfig(model="demo", **{name: 32})
+            ModelConfig(**{"model": "demo", name: wanted})
     assert ModelConfig(model="demo", max_loras=1, max_lora_rank=16).enable_lora is False
