@@ -274,7 +274,7 @@ KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "frequencies that are fixed at load": (
-        "corellm.text_models.tiny",
+        "corellm_testing.tiny_text",
         {"rope_parameters": {"rope_type": "dynamic", "factor": 8.0, "rope_theta": 1e4}, "max_position_embeddings": 64},
         {},
     ),

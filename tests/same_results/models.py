@@ -31,7 +31,7 @@ class Model:
         return folder
 
 
-_TEXT = "corellm.text_models.tiny"
+_TEXT = "corellm_testing.tiny_text"
 _SIZES = {"intermediate_size": 96, "num_key_value_heads": 2}
 _ENCODERS_OF_TORCH = ("florence2", "qwen_vl", "voxtral")
 """Asked without items: torch's convolutions and products of several items have other sums than those of one."""

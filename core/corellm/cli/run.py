@@ -13,8 +13,7 @@ from corellm.cli.arguments import add_engine, add_prompt, load_engine, open_medi
 from corellm.cli.conversation import Conversation, print_text, stream, system_message, user_message
 from corellm.cli.media import by_modality
 from corellm.errors import RequestError
-from corellm.lora_request import KEY as LORA_KEY
-from corellm.lora_request import LoRARequest
+from corellm.prompts import LORA_KEY
 from corellm.sampling_params import SamplingParams
 
 _HELP = """\
@@ -74,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
         raise RequestError("the prompt is empty; write a question, or give a file")
     keys: dict[str, Any] = {}
     if args.lora is not None:
+        from corellm import LoRARequest  # an extension's
+
         keys, args.enable_lora = {LORA_KEY: LoRARequest(args.lora, 1, args.lora)}, True
     engine = load_engine(args)
     try:

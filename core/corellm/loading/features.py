@@ -111,7 +111,7 @@ def cache_bytes(
 ) -> CacheBytes:
     """Return the bytes of the KV cache by its number of blocks; `more_tokens` may be added to a step's budget."""
     block_size, windowed = config.cache.block_size, window_layers(weights.layout)
-    window, of_parts = largest_window(weights.layout), sum(part.block_bytes for part in weights.offered)
+    window, of_parts = largest_window(weights.layout), sum(part.block_bytes for part in weights.parts)
     if window is None or weights.attended is not None or not weights.windows_cut_spans:
         # encoders' states lie in the same blocks, and are seen whole, as spans are; a decoder that never attends has
         # blocks without keys and values: sequences are counted in them

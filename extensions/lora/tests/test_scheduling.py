@@ -12,9 +12,9 @@ import transformers
 
 from corellm import LLM, LoRARequest, SamplingParams
 from corellm.errors import RequestFailedError
-from corellm.text_models.tiny import make_tiny_checkpoint
 from corellm_lora.adapter_files import AdapterFiles
 from corellm_lora.adapters import Adapters
+from corellm_testing.tiny_text import make_tiny_checkpoint
 from extensions.lora.tests.adapters import save_adapter
 
 MOST = 4

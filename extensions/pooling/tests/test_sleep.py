@@ -10,7 +10,7 @@ import pytest
 
 from corellm import LLM
 from corellm.errors import InvalidParameterError, RequestError
-from corellm.text_models.tiny import make_tiny_checkpoint
+from corellm_testing.tiny_text import make_tiny_checkpoint
 
 
 def test_they_sleep_at_the_first_level_alone(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import torch
 import transformers
 
 from corellm import LLM, SamplingParams
-from corellm.text_models.tiny import make_tiny_checkpoint
 from corellm.worker.decode_graphs import DecodeGraphs
 from corellm.worker.input_batch import FlatBatch
 from corellm_speculative import model_drafting
+from corellm_testing.tiny_text import make_tiny_checkpoint
 from extensions.lora.tests.adapters import Adapted
 
 OPTIONS: dict[str, Any] = {
