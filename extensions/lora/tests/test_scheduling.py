@@ -114,7 +114,7 @@ def test_others_go_on_while_an_adapter_is_read(
     llm: LLM, adapters: list[LoRARequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that run and those that come later; its own requests wait, and run when it is there."""
-    may_go_on, factors, readers = threading.Event(), AdapterFiles.factors, set()
+    may_go_on, factors, readers = threading.Event(), AdapterFiles.values, set()
 
     def slow(files: AdapterFiles) -> Any:
         readers.add(threading.current_thread())
@@ -122,7 +122,7 @@ def test_others_go_on_while_an_adapter_is_read(
             assert may_go_on.wait(60)
         return factors(files)
 
-    monkeypatch.setattr(AdapterFiles, "factors", slow)
+    monkeypatch.setattr(AdapterFiles, "values", slow)
     long = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     add(llm, "before", None, long)
     llm.engine.step()
@@ -144,7 +144,7 @@ def test_an_adapter_that_cannot_be_read_fails_alone(
     llm: LLM, adapters: list[LoRARequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its requests end with the error, whether they wait or come later; others do not, and it may be right again."""
-    factors = AdapterFiles.factors
+    factors = AdapterFiles.values
     broken = [True]
 
     def failing(files: AdapterFiles) -> Any:
@@ -152,7 +152,7 @@ def test_an_adapter_that_cannot_be_read_fails_alone(
             raise OSError("the disk is gone")
         return factors(files)
 
-    monkeypatch.setattr(AdapterFiles, "factors", failing)
+    monkeypatch.setattr(AdapterFiles, "values", failing)
     for name, adapter in {"a": adapters[7], "b": adapters[7], "c": adapters[8], "d": None}.items():
         add(llm, name, adapter)
     outputs = ended(llm)
