@@ -17,7 +17,7 @@ CORE = Path(__file__).resolve().parents[1] / "core" / "corellm"
 ALL, PROMPT, IMAGE, DECODE = "prompt decode image", "prompt image", "image", "decode"
 
 PATH: list[tuple[str, str, str]] = [
-    (ALL, "engine/llm_engine.py", "LLMEngine.step LLMEngine._launch"),
+    (ALL, "engine/llm_engine.py", "LLMEngine.step"),
     (ALL, "scheduling/scheduler.py", "Scheduler.schedule Scheduler._schedule_together Scheduler._schedule_decodes"),
     (DECODE, "scheduling/scheduler.py", "Scheduler._make_room"),
     (DECODE, "scheduling/step_plan.py", "StepPlan.add_decode"),
@@ -57,7 +57,8 @@ ASIDE: dict[str, str] = {
     "system/devices.py": "for_inference.run on_device",
     "scheduling/request.py": "Request.is_decoding Request.token_ids",
     "scheduling/request_part.py": (
-        "RequestPart.hash_keys RequestPart.items_needed RequestPart.counts RequestPart.count RequestPart.for_worker"
+        "RequestPart.hash_keys RequestPart.is_ready RequestPart.items_needed RequestPart.counts RequestPart.count "
+        "RequestPart.for_worker"
     ),
     "multimodal/inputs.py": "PlaceholderRange.end PlaceholderRange.embeds_before",
     "scheduling/request_queue.py": "RequestQueue.__len__ RequestQueue.peek RequestQueue.pop RequestQueue._is_live",
@@ -77,7 +78,8 @@ ASIDE: dict[str, str] = {
     "scheduling/encoder_plan.py": "EncoderPlanner.begin_step",
     "scheduling/scheduler.py": "Scheduler._note_first_start Scheduler._add_drafts",
     "worker/model_runner.py": (
-        "ModelRunner._propose ModelRunner._begin ModelRunner._encoder_failure _scores_prompts ModelRunner.embed_text"
+        "ModelRunner._propose ModelRunner._begin ModelRunner._encoder_failure _scores_prompts ModelRunner.embed_text "
+        "ModelRunner._encoding"
     ),
     "worker/kv_cache.py": "KVCache.swap_out KVCache.swap_in",
     "worker/step_in_flight.py": "StepInFlight.__init__",

@@ -286,7 +286,7 @@ class LLMEngine(NotPicklable):
             EngineDeadError: it was shut down, or forward passes keep failing; the engine stays dead.
         """
         check_process()
-        step = self._ahead or self._launch()
+        step = self._ahead or self.runner.launch(self.scheduler.schedule())
         self._ahead = self._launch_ahead(step)
         self.scheduler.look_ahead()  # while a GPU computes
         result = step.wait()
@@ -299,9 +299,6 @@ class LLMEngine(NotPicklable):
         if not self.scheduler.has_unfinished_requests():
             self._drain()
         return self.output_processor.take_outputs()
-
-    def _launch(self) -> StepInFlight:
-        return self.runner.launch(self.scheduler.schedule())
 
     def _launch_ahead(self, step: StepInFlight) -> StepInFlight | None:
         """Launch the step after `step` before the tokens of that one are known, if that is possible."""

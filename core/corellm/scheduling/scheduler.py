@@ -306,10 +306,7 @@ class Scheduler:
             self._add_chunk(request, num_tokens, items, step)
 
     def _admit_waiting(self, step: StepPlan) -> None:
-        """Admit waiting requests in order of rank, passing over those whose prefix this very step computes.
-
-        And those whose part is not ready.
-        """
+        """Admit waiting requests in order of rank, but those whose prefix this step computes, or part is not ready."""
         if step.has_preempted or self.swapped:
             return
         passed_over: list[Request] = []

@@ -157,10 +157,8 @@ class EncoderRunner:
             return [next(iter(feature.data.get_data().values())) for feature in features]
         modality, variant, joined = features[0].modality, features[0].variant, self._joined(features)
         outputs = self._graphs.run(modality, joined) if self._graphs is not None and not variant else None
-        if outputs is not None:
-            return outputs
         with self._around(variant):
-            return self._encode(modality, joined)
+            return self._encode(modality, joined) if outputs is None else outputs
 
     def _joined(self, features: Sequence[MultiModalFeature]) -> dict[str, Any]:
         return join_items([feature.data for feature in features], self._moved)

@@ -307,8 +307,7 @@ class ModelRunner:
             self._add_prompt_logprobs(chunks, states, hidden, step.result)
             if not ending:
                 return
-            sampled = hidden if len(hidden) == len(outputs) else hidden[outputs]
-            logits = self.score(sampled, [states[i] for i in ending])
+            logits = self.score(hidden if len(hidden) == len(outputs) else hidden[outputs], [states[i] for i in ending])
         step.tokens = self.sampler.start(logits, [states[i].sampling for i in ending])
         step.chunks = [chunk for chunk in given if chunk.samples]
 
