@@ -28,7 +28,6 @@ MOVED = {
     "corellm.pooling_outputs": "corellm_pooling.results",
     "corellm.pooling_params": "corellm_pooling.params",
     "corellm.lora_request": "corellm_lora.lora_request",
-    "corellm.text_models.tiny": "corellm_testing.tiny_text",
     "corellm.text_encoders": "corellm_pooling.text_encoders",
     "corellm.similarity": "corellm_pooling.similarity",
     "corellm.absent": "corellm_vllm.absent",
