@@ -123,7 +123,7 @@ def json_object(text: str) -> dict[str, Any]:
     try:
         arguments = json.loads(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"not JSON: {text!r}; write it as in '{{\"image\": 2}}'") from error
+        raise argparse.ArgumentTypeError(f'not JSON: {text!r}; write it as in \'{{"key": "value"}}\'') from error
     if not isinstance(arguments, dict):
         raise argparse.ArgumentTypeError(f"not a JSON object: {text!r}")
     return arguments

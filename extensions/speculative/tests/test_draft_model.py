@@ -154,7 +154,7 @@ def test_another_model_is_right_now_and_then(tiny_llava: Path, tmp_path: Path, m
         ("another vocabulary", "has another vocabulary: token .* take one with the model's tokenizer"),
         ("layers with a state", "keeps a state in its layers"),
         ("items' states", "attends to states of items"),
-        ("nothing", "no model '/nowhere'"),
+        ("nothing", "speculative_config: the draft model: no model '/nowhere'"),
     ],
 )
 def test_what_cannot_draft_is_refused(tiny_llava: Path, tmp_path: Path, kind: str, message: str) -> None:

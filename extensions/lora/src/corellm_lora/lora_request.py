@@ -30,7 +30,9 @@ class LoRARequest:
 
     def __post_init__(self) -> None:
         if not isinstance(self.lora_name, str) or not self.lora_name or not is_unicode(self.lora_name):
-            raise InvalidParameterError(f"lora_name must be a text, got {self.lora_name!r:.100}", param=KEY)
+            raise InvalidParameterError(
+                f"lora_name must be a text that is not empty, got {self.lora_name!r:.100}", param=KEY
+            )
         if type(self.lora_int_id) is not int or self.lora_int_id < 1:
             raise InvalidParameterError(
                 f"lora_int_id must be an integer of at least 1, got {self.lora_int_id!r:.100}", param=KEY

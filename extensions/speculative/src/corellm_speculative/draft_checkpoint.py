@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from corellm.config import ModelConfig
-from corellm.errors import ConfigError
+from corellm.errors import CheckpointError, ConfigError
 from corellm.loading.locating import LocatedModel, locate
 from corellm_speculative.settings import DraftSettings
 
@@ -14,7 +14,10 @@ def locate_draft(config: ModelConfig, settings: DraftSettings) -> LocatedModel:
     Raises:
         CheckpointError, PluginError, ConfigError: what is wrong with it.
     """
-    located = locate(draft_config(config, settings))
+    try:
+        located = locate(draft_config(config, settings))
+    except CheckpointError as error:
+        raise CheckpointError(f"speculative_config: the draft model: {error}") from error
     if "generate" not in located.use.tasks:
         raise ConfigError(
             f"speculative_config: the draft model {settings.model} generates no text; take one that does, with the "
