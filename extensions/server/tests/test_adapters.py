@@ -167,6 +167,8 @@ def test_adapters_come_and_go(changing: Running, wanted: dict[str, str]) -> None
     for response in (completed(changing, "mine"), unload(changing, "mine")):
         assert response.status_code == 404
         assert response.json()["error"]["code"] == "model_not_found"
+    assert response.json()["error"]["param"] == "lora_name"
+    assert "there is none" in response.json()["error"]["message"]
     assert names_of(changing) == [MODEL]
     assert "\ncorellm:lora_adapters_loaded 2.0\n" in changing.get("/metrics").text
 
@@ -205,6 +207,7 @@ def test_what_clients_may_not_load(changing: Running, name: str, path: str, says
     response = load(changing, name, path)
     assert response.status_code == 400
     assert says in response.json()["error"]["message"]
+    assert response.json()["error"]["param"] in ("lora_name", "lora_path")
     assert names_of(changing) == [MODEL]
 
 

@@ -103,6 +103,7 @@ def test_weights_come_from_a_directory(server: Running, wanted: list[str]) -> No
     [
         ("/sleep?level=3", "level must be 1"),
         ("/sleep?level=x", "level"),
+        ("/sleep?lvl=2", "'lvl' is no argument of this URL; it takes level"),
         ("/wake_up?tags=cache", "weights"),
         ("/update_weights", "directory"),
     ],
@@ -111,6 +112,14 @@ def test_wrong_arguments_are_told(server: Running, url: str, says: str) -> None:
     response = server.post(url)
     assert response.status_code == 400
     assert says in response.json()["error"]["message"]
+    assert server.get("/is_sleeping").json() == {"is_sleeping": False}
+
+
+def test_a_level_in_a_body_is_told(server: Running) -> None:
+    """It would be passed over, and the model sleep at another level."""
+    response = server.post("/sleep", {"level": 2})
+    assert response.status_code == 400
+    assert "takes no body" in response.json()["error"]["message"]
     assert server.get("/is_sleeping").json() == {"is_sleeping": False}
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from corellm.errors import ConfigError
+from corellm.errors import ConfigError, InvalidParameterError
 from corellm.prompts import LORA_KEY as KEY
 from corellm.serving import InputProcessor
 from corellm_server.errors import ApiError
@@ -85,7 +85,11 @@ class ServedAdapters:
                 raise ApiError(400, told, param="lora_name")
             if len(self._served) >= _MOST:
                 raise ApiError(400, f"lora_name: {_MOST} adapters are served already; unload one", param="lora_name")
-            self._served[name] = self._checked(name, str(self._inside(path)))
+            folder = str(self._inside(path))
+            try:
+                self._served[name] = self._checked(name, folder)
+            except InvalidParameterError as error:
+                raise ApiError(400, str(error), param="lora_path") from error
 
     def remove(self, name: str) -> None:
         """Serve an adapter no more; requests that are prepared go on.
@@ -93,8 +97,10 @@ class ServedAdapters:
         Raises:
             ApiError: 404, there is none.
         """
-        self._of(name)
-        self._served.pop(name, None)
+        if self._served.pop(name, None) is None:
+            there = ", ".join(self._served) or "none"
+            told = f"lora_name: there is no LoRA adapter {name!r:.100} here; there is {there}"
+            raise ApiError(404, told, param="lora_name", code="model_not_found")
 
     def _of(self, name: str) -> LoRARequest:
         try:

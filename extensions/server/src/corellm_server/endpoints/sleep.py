@@ -5,17 +5,20 @@ There for whom the operator's options allow it; none has a body, so that a full 
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel
 
-from corellm.errors import CheckpointError
+from corellm.errors import CheckpointError, InvalidParameterError
 from corellm_server.endpoints.replies import GET_ERRORS, ID_ERRORS
 from corellm_server.endpoints.status import Status
 from corellm_server.errors import ApiError
 from corellm_server.service import Service
+
+logger = logging.getLogger(__name__)
 
 
 class Sleeping(BaseModel):
@@ -34,17 +37,34 @@ def sleep_routes(service: Service) -> APIRouter:
     return router
 
 
+def _takes(*names: str) -> Any:
+    """What refuses other arguments of a URL, and a body: `{"level": 2}` in one would be no level."""
+
+    async def check(request: Request) -> None:
+        for name in request.query_params:
+            if name not in names:
+                told = f"{name!r:.100} is no argument of this URL; it takes {', '.join(names)}"
+                raise ApiError(400, told, param=name[:100], code="unknown_parameter")
+        headers = request.headers
+        if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
+            raise ApiError(400, f"this URL takes no body; write {', '.join(names)} into it, as ?{names[0]}=...")
+
+    return Depends(check)
+
+
 def _add_sleep(router: APIRouter, service: Service) -> None:
-    @router.post("/sleep", responses=ID_ERRORS)
+    @router.post("/sleep", responses=ID_ERRORS, dependencies=[_takes("level")])
     async def sleep(level: int = 1) -> Status:
         """Give back the memory of the KV cache, and at level 2 that of weights; requests wait."""
         await service.client.sleep(level)
+        logger.info("the model sleeps, at level %d", level)
         return Status()
 
-    @router.post("/wake_up", responses=ID_ERRORS)
+    @router.post("/wake_up", responses=ID_ERRORS, dependencies=[_takes("tags")])
     async def wake_up(tags: Annotated[list[str] | None, Query()] = None) -> Status:
         """Bring both back, or one of `weights` and `kv_cache`; requests go on once both are there."""
         await service.client.wake_up(tags)
+        logger.info("the model woke: %s", ", ".join(tags) if tags else "all of it")
         return Status()
 
     @router.get("/is_sleeping", responses=GET_ERRORS)
@@ -54,7 +74,7 @@ def _add_sleep(router: APIRouter, service: Service) -> None:
 
 
 def _add_updates(router: APIRouter, service: Service, root: Path) -> None:
-    @router.post("/update_weights", responses=ID_ERRORS)
+    @router.post("/update_weights", responses=ID_ERRORS, dependencies=[_takes("directory")])
     async def update_weights(directory: str) -> Status:
         """Give the model the weights of a directory below that of the operator; requests go on with them."""
         path = (root / directory).resolve()
@@ -63,6 +83,7 @@ def _add_updates(router: APIRouter, service: Service, root: Path) -> None:
             raise ApiError(400, message, param="directory")
         try:
             await service.client.update_weights(path)
-        except CheckpointError as error:
+        except (CheckpointError, InvalidParameterError) as error:
             raise ApiError(400, str(error), param="directory") from error
+        logger.info("the model has the weights of %s", path)
         return Status()
