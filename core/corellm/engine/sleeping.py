@@ -159,6 +159,8 @@ class Sleeper:
         self._asleep.add(WEIGHTS)
         self._kept, self._outdated = None, True
         weights.drop()
+        for part in self._engine.runner.parts:
+            part.weights_changed()
 
     def _bring_weights(self) -> None:
         if self._outdated:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,4 +124,19 @@ def test_drafts_change_nothing(llama: Adapted) -> None:
     with engine(llama) as llm:
         wanted = generate(llm, llama, *NAMES)
     with engine(llama, speculative_config={"method": "ngram", "num_speculative_tokens": 3}) as llm:
+        assert generate(llm, llama, *NAMES) == wanted
+
+
+def test_they_go_on_with_other_weights(llama: Adapted, tmp_path: Path) -> None:
+    """As with a load of these weights, also where magnitudes and biases are beside what the model has."""
+    config: dict[str, Any] = json.loads((llama.path / "config.json").read_text())
+    other = make_tiny_checkpoint(
+        tmp_path, seed=1, intermediate_size=96, num_key_value_heads=2, attention_bias=True,
+        tie_word_embeddings=config["tie_word_embeddings"],
+    )  # fmt: skip
+    with engine(replace(llama, path=other)) as fresh:
+        wanted = generate(fresh, llama, *NAMES)
+    with engine(llama) as llm:
+        assert generate(llm, llama, *NAMES) != wanted
+        llm.update_weights(other)
         assert generate(llm, llama, *NAMES) == wanted

@@ -96,6 +96,9 @@ class StepPart:
     def forget(self) -> None:
         """Drop all sequences, after a step was interrupted."""
 
+    def weights_changed(self) -> None:
+        """Forget what was computed of the model's weights, which are lost: others may come. No sequence runs."""
+
     def profile(self) -> None:
         """Run the largest step of the part's own, so that its memory is measured."""
 

@@ -145,6 +145,12 @@ class Adapters(StepPart):
         """Drop all requests; adapters stay in their slots."""
         self._users.clear()
 
+    def weights_changed(self) -> None:
+        """Give up slots whose contents depend on the model's weights: their adapters are read again when needed."""
+        stale = self._weights.forget_base()
+        for digest in [digest for digest, slot in self._slot_of.items() if slot in stale]:
+            self._free.append(self._slot_of.pop(digest))
+
     def _slot(self, state: SequenceState) -> int:
         adapter = state.sequence.part.get(KEY)
         return 0 if adapter is None else self._slot_of[adapter["digest"]]

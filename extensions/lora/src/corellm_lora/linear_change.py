@@ -102,6 +102,10 @@ class LinearChanges:
             made.partly = self._layer(tensors["tokens"], None)
         return made
 
+    def forget_base(self) -> None:
+        """Forget the norms of the layer's weight, which has changed."""
+        self._squares = None
+
     def _layer(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         linear = nn.Linear(weight.shape[1], len(weight), bias=bias is not None, device="meta").eval()
         linear.weight = nn.Parameter(weight.to(self._dtype).contiguous(), requires_grad=False)

@@ -6,7 +6,7 @@ Knows layers, slots and rows; knows neither requests nor files.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -91,6 +91,12 @@ class Weights:
                 self._change(slot, name, change)
             else:
                 self._parameters.setdefault(slot, []).extend(self._own(name, of_module))
+
+    def forget_base(self) -> Collection[int]:
+        """Forget what was computed of the model's weights; returns slots that may hold some of it."""
+        for made in self._made.values():
+            made.forget_base()
+        return {slot for changes in self._changes.values() for slot in changes} | self._parameters.keys()
 
     @contextmanager
     def encoding(self, slot: int) -> Iterator[None]:
