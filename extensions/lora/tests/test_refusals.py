@@ -155,8 +155,13 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "copied layers": (stating(layer_replication=[[0, 2]]), "layer_replication"),
     "parameters": (stating(target_parameters=["mlp.experts"]), "target_parameters"),
     "a high rank": (stating(r=64), r"lora_A.weight is \[4, \d+\], and must be \[64, "),
-    "no rank": (stating(r=0), "r must be a number above 0"),
+    "no rank": (stating(r=0), "r must be an integer above 0"),
     "alpha": (stating(lora_alpha="x"), "lora_alpha must be a number"),
+    "a large alpha": (stating(lora_alpha=10**400), "lora_alpha must be a number above 0, got 1000"),
+    "a part of a rank": (stating(r=0.5), "r must be an integer above 0, got 0.5"),
+    "a part of a rank in a pattern": (
+        stating(rank_pattern={"q_proj": 0.5}), r"rank_pattern\['q_proj'\] must be an integer above 0"
+    ),
     "a pattern": (stating(rank_pattern={"(": 4}), "no regular expression"),
     "a pattern's rank": (stating(alpha_pattern={"q_proj": None}), r"alpha_pattern\['q_proj'\]"),
     "no object": (stating(rank_pattern=[4]), "rank_pattern must be an object"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -87,7 +88,7 @@ class AdapterConfig:
         ranks, alphas = (_pattern(stated, name, where) for name in ("rank_pattern", "alpha_pattern"))
         r, alpha = stated.get("r"), stated.get("lora_alpha", 8)
         for name, value in (("r", r), ("lora_alpha", alpha)):
-            _check_number(name, value, where)
+            _check_number(name, value, where, is_rank=name == "r")
         flags = {name: bool(stated.get(name)) for name in ("use_rslora", "use_dora", "lora_bias")}
         saved = stated.get("modules_to_save") or ()
         if not isinstance(saved, (list, tuple)) or not all(isinstance(name, str) for name in saved):
@@ -131,7 +132,7 @@ def _pattern(stated: Mapping[str, Any], name: str, where: str) -> Mapping[str, A
     if not isinstance(pattern, Mapping):
         raise refusal(where, f"{name} must be an object, got {pattern!r:.60}")
     for key, value in pattern.items():
-        _check_number(f"{name}[{key!r:.60}]", value, where)
+        _check_number(f"{name}[{key!r:.60}]", value, where, is_rank=name == "rank_pattern")
         try:
             re.compile(key)
         except re.error as error:
@@ -139,6 +140,7 @@ def _pattern(stated: Mapping[str, Any], name: str, where: str) -> Mapping[str, A
     return pattern
 
 
-def _check_number(name: str, value: Any, where: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise refusal(where, f"{name} must be a number above 0, got {value!r:.60}")
+def _check_number(name: str, value: Any, where: str, *, is_rank: bool) -> None:
+    is_number = not isinstance(value, bool) and isinstance(value, (int, float)) and 0 < value <= sys.float_info.max
+    if not is_number or (is_rank and value % 1):
+        raise refusal(where, f"{name} must be {'an integer' if is_rank else 'a number'} above 0, got {value!r:.60}")
