@@ -48,9 +48,13 @@ def weight_files(path: Path, *, advice: str = DOWNLOAD) -> list[Path]:
             )
         return files
     try:
-        files = [path / name for name in sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))]
+        names = [Path(name) for name in sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))]
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise CheckpointError(f"{index}: not a readable index of weights ({error})") from error
+    for name in names:
+        if name.is_absolute() or ".." in name.parts:
+            raise CheckpointError(f"{index} names {str(name)!r:.200}, which is elsewhere; move the file beside it")
+    files = [path / name for name in names]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise CheckpointError(f"{path} lacks {', '.join(missing[:3])}, which {_INDEX} names; download all files")

@@ -28,7 +28,12 @@ def checkpoints(make_llava: Callable[..., Path], tmp_path_factory: pytest.TempPa
     for seed, name in enumerate(("runs/first", "runs/second", "apart")):
         shutil.copytree(make_llava(seed=seed % 2), folder / name)
     (folder / "runs" / "out").symlink_to(folder / "apart")
-    (folder / "runs" / "empty").mkdir()
+    (folder / "runs" / "loop").symlink_to("loop")
+    for name in ("empty", "linked", "indexed"):
+        (folder / "runs" / name).mkdir()
+    (folder / "runs" / "linked" / "model.safetensors").symlink_to(folder / "apart" / "model.safetensors")
+    index = '{"weight_map": {"a": "../../apart/model.safetensors"}}'
+    (folder / "runs" / "indexed" / "model.safetensors.index.json").write_text(index)
     return folder / "runs"
 
 
@@ -92,7 +97,7 @@ def test_weights_come_from_a_directory(server: Running, wanted: list[str]) -> No
     assert server.post("/update_weights?directory=first").status_code == 200
     server.post("/wake_up")
     assert completed(server) == wanted[0]
-    for path in ("third", "../apart", "out", "/", "empty"):
+    for path in ("third", "../apart", "out", "/", "empty", "loop", "a\0b", "x" * 300, "linked", "indexed"):
         response = server.post("/update_weights", params={"directory": path})
         assert (response.status_code, response.json()["error"]["param"]) == (400, "directory")
     assert completed(server) == wanted[0]

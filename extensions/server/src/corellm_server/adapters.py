@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from corellm.errors import ConfigError, InvalidParameterError
 from corellm.prompts import LORA_KEY as KEY
 from corellm.serving import InputProcessor
+from corellm_server.directories import directory_below
 from corellm_server.errors import ApiError
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class ServedAdapters:
                 told = f"lora_name: {name!r:.100} is served already; choose another"
                 told += "" if name in self._taken else ", or replace it with load_inplace"
                 raise ApiError(400, told, param="lora_name")
-            if len(self._served) >= _MOST:
+            if name not in self._served and len(self._served) >= _MOST:
                 raise ApiError(400, f"lora_name: {_MOST} adapters are served already; unload one", param="lora_name")
             folder = str(self._inside(path))
             try:
@@ -125,14 +126,8 @@ class ServedAdapters:
             ApiError: it is not there. Whether there is such a path elsewhere is not told.
         """
         assert self._root is not None
-        try:
-            folder = (self._root / given).resolve()
-            found = (
-                [folder, *(path.resolve() for path in folder.iterdir())] if folder.is_relative_to(self._root) else []
-            )
-        except (OSError, ValueError, RuntimeError):  # also loops of links, and names that no file can have
-            found = []
-        if not found or not all(path.is_relative_to(self._root) for path in found):
+        folder = directory_below(self._root, given)
+        if folder is None:
             raise ApiError(
                 400, f"lora_path: {given!r:.100} is no directory that adapters may be loaded from; give one below "
                 "that of allow_runtime_lora_updating", param="lora_path",

@@ -5,6 +5,7 @@ There for whom the operator's options allow it; none has a body, so that a full 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +13,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel
 
-from corellm.errors import CheckpointError, InvalidParameterError
+from corellm.errors import CheckpointError, ConfigError, InvalidParameterError, PluginError
+from corellm_server.directories import directory_below
 from corellm_server.endpoints.replies import GET_ERRORS, ID_ERRORS
 from corellm_server.endpoints.status import Status
 from corellm_server.errors import ApiError
@@ -63,7 +65,10 @@ def _add_sleep(router: APIRouter, service: Service) -> None:
     @router.post("/wake_up", responses=ID_ERRORS, dependencies=[_takes("tags")])
     async def wake_up(tags: Annotated[list[str] | None, Query()] = None) -> Status:
         """Bring both back, or one of `weights` and `kv_cache`; requests go on once both are there."""
-        await service.client.wake_up(tags)
+        try:
+            await service.client.wake_up(tags)
+        except (CheckpointError, ConfigError, PluginError) as error:
+            raise ApiError(500, f"the model sleeps on, its weights cannot be read: {error}") from error
         logger.info("the model woke: %s", ", ".join(tags) if tags else "all of it")
         return Status()
 
@@ -77,8 +82,8 @@ def _add_updates(router: APIRouter, service: Service, root: Path) -> None:
     @router.post("/update_weights", responses=ID_ERRORS, dependencies=[_takes("directory")])
     async def update_weights(directory: str) -> Status:
         """Give the model the weights of a directory below that of the operator; requests go on with them."""
-        path = (root / directory).resolve()
-        if not path.is_relative_to(root) or not path.is_dir():
+        path = await asyncio.to_thread(directory_below, root, directory)
+        if path is None:
             message = f"there is no directory {directory!r:.200} below --allowed-weights-path"
             raise ApiError(400, message, param="directory")
         try:
