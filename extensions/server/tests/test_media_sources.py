@@ -16,7 +16,7 @@ from corellm import AsyncLLM
 from corellm.errors import MediaError
 from corellm.fetch_settings import FetchSettings
 from corellm_server.fetching.fetcher import Fetcher
-from corellm_server.media_sources import read_below
+from corellm_server.media_sources import FetchedMedia, read_below
 from extensions.server.tests.conftest import chat, data_url, serving, user
 from tests.fixtures import random_image
 
@@ -162,3 +162,14 @@ def test_a_failed_fetch_cancels_the_others(llm: AsyncLLM) -> None:
         response = running.post("/v1/chat/completions", chat(user(*parts)))
         assert response.json()["error"]["message"] == "messages[0].content[1]: could not fetch"
         assert sorted(cancelled) == ["http://example.org/1", "http://example.org/2"]
+
+
+def test_what_is_kept_of_urls_is_bounded() -> None:
+    """Also where they have next to nothing, and are long themselves; what was used last stays."""
+    kept, urls = FetchedMedia(10_000), [f"http://x/{number:01000}" for number in range(50)]
+    for url in urls:
+        kept.put("", url, b"a")
+        kept.put("", url, b"b")
+    assert [url for url in urls if kept.get("", url) is not None] == urls[-6:]
+    kept.put("", "http://y", b"c" * 20_000)
+    assert not any(kept.get("", url) for url in (*urls, "http://y"))

@@ -23,6 +23,8 @@ from corellm_server.tasks import all_results
 
 _LONGEST_NAME = 4096
 _MAX_FETCHED = 64 << 20
+_BYTES_OF_ENTRY = 512
+"""Of what is kept of a URL, beside its text and what it had."""
 _NOT_FOLLOWED = os.O_NOFOLLOW | getattr(os, "O_PATH", os.O_NONBLOCK)  # opening a device may have effects of its own
 
 
@@ -40,7 +42,7 @@ class FetchedMedia:
     """What was fetched for conversations that are kept, until it gives way to what was used later.
 
     Args:
-        max_bytes: of all of it.
+        max_bytes: of all of it, and of the URLs: a client may name many that have little.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -57,11 +59,17 @@ class FetchedMedia:
 
     def put(self, owner: str, url: str, content: bytes) -> None:
         """Take what an owner's URL has now."""
-        self._num_bytes += len(content) - len(self._contents.pop((owner, url), b""))
+        if (before := self._contents.pop((owner, url), None)) is not None:
+            self._num_bytes -= _size(url, before)
         self._contents[owner, url] = content
+        self._num_bytes += _size(url, content)
         while self._num_bytes > self._max_bytes:
-            _, oldest = self._contents.popitem(last=False)
-            self._num_bytes -= len(oldest)
+            (_, oldest), had = self._contents.popitem(last=False)
+            self._num_bytes -= _size(oldest, had)
+
+
+def _size(url: str, content: bytes) -> int:
+    return len(url) + len(content) + _BYTES_OF_ENTRY
 
 
 class MediaSources:
