@@ -164,11 +164,30 @@ def test_parts_wake_by_their_tags(llm: LLM, want: Result) -> None:
     assert llm.is_sleeping()
     assert llm.engine.step() == []
     for _ in range(2):
-        llm.wake_up(tags=["kv_cache"])
+        llm.wake_up(tags=(tag for tag in ["kv_cache"]))
         assert not llm.is_sleeping()
     assert run.end() == want
     llm.wake_up()
     assert not llm.is_sleeping()
+
+
+def test_an_interrupt_before_memory_is_given_back(llm: LLM, want: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No request runs any more: it sleeps, and can be woken."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    run = begin(llm)
+    run.step()
+    with monkeypatch.context() as patched:
+        patched.setattr(llm.engine, "capture", lambda: None)
+        patched.setattr(llm.engine.runner, "drop_graphs", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.sleep()
+    assert llm.is_sleeping()
+    llm.wake_up()
+    assert not llm.is_sleeping()
+    assert run.end() == want
 
 
 def test_calls_are_refused_while_it_sleeps(llm: LLM, want: Result) -> None:
@@ -375,8 +394,10 @@ WRONG: dict[str, tuple[Callable[[dict[str, Tensor], Path], Any], str]] = {
     "a shape": (lambda w, _: {**w, Q_PROJ: w[Q_PROJ][:-1]}, r"q_proj.weight has the shape \[63, 64\]"),
     "a type": (lambda w, _: {**w, Q_PROJ: w[Q_PROJ].to(torch.int8)}, "q_proj.weight is of type I8"),
     "twice": (lambda w, _: [*w.items(), (Q_PROJ, w[Q_PROJ])], "twice"),
-    "no tensor": (lambda w, _: {**w, Q_PROJ: [1.0]}, "pairs of a name and a tensor"),
-    "no name": (lambda w, _: [*w.values()], "pairs of a name and a tensor"),
+    "no tensor": (lambda w, _: {**w, Q_PROJ: [1.0]}, "pairs of a name and a dense tensor"),
+    "no name": (lambda w, _: [*w.values()], "pairs of a name and a dense tensor"),
+    "a sparse tensor": (lambda w, _: {Q_PROJ: w[Q_PROJ].to_sparse()}, "pairs of a name and a dense tensor"),
+    "no values": (lambda w, _: {Q_PROJ: w[Q_PROJ].to("meta")}, "pairs of a name and a dense tensor"),
     "nothing": (lambda w, _: {}, "there are none"),
     "a number": (lambda w, _: 7, "got a int"),
     "no directory": (lambda w, folder: folder / "none", "no directory"),

@@ -32,8 +32,9 @@ def sleep(level: int, engine: LLMEngine) -> None:
 
 def wake_up(tags: Sequence[str] | None, engine: LLMEngine) -> None:
     """As `LLM.wake_up`."""
-    wanted = _TAGS if tags is None else (tags,) if isinstance(tags, str) else tags
-    if not isinstance(wanted, Iterable) or any(tag not in _TAGS for tag in wanted):
+    given = _TAGS if tags is None else (tags,) if isinstance(tags, str) else tags
+    wanted = [*given] if isinstance(given, Iterable) else [given]
+    if any(tag not in _TAGS for tag in wanted):
         raise InvalidParameterError(f"tags must be of {', '.join(_TAGS)}; got {tags!r:.100}", param="tags")
     _sleeper_of(engine).wake_up(frozenset(wanted))
 
@@ -83,8 +84,8 @@ class Sleeper:
 
     @property
     def is_asleep(self) -> bool:
-        """Whether anything is."""
-        return bool(self._asleep)
+        """Whether anything is, or requests may not run: an interrupt can come behind the one and before the other."""
+        return bool(self._asleep) or self._engine.scheduler.max_num_seqs != self._num_seqs
 
     def sleep(self, *, keep_weights: bool) -> None:
         """Set aside what is awake; drop weights that were kept, if they are not to be."""
@@ -120,7 +121,7 @@ class Sleeper:
                 self._cache.restore()
                 self._cache = None
                 runner.touch_cache(self._engine.scheduler.max_num_batched_tokens)
-            if not left and self._asleep:
+            if not left and self.is_asleep:
                 if self._engine.capture is not None:
                     self._engine.capture()
                 self._engine.scheduler.max_num_seqs = self._num_seqs

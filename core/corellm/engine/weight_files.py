@@ -74,9 +74,9 @@ def _pairs(weights: Any) -> Iterator[tuple[str, Tensor]]:
         )
     for pair in weights.items() if isinstance(weights, Mapping) else weights:
         match pair:
-            case (str() as name, torch.Tensor() as tensor):
+            case (str() as name, torch.Tensor() as tensor) if tensor.layout == torch.strided and not tensor.is_meta:
                 yield name, tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
             case _:
                 raise InvalidParameterError(
-                    f"weights must be pairs of a name and a tensor, got {pair!r:.100}", param="weights"
+                    f"weights must be pairs of a name and a dense tensor, got {pair!r:.100}", param="weights"
                 )
