@@ -424,6 +424,23 @@ def test_broken_files_change_nothing(llm: LLM, want: Result, tmp_path: Path, con
     assert begin(llm).end() == want
 
 
+def test_an_update_whose_files_are_gone(first: Path, second: Path, tmp_path: Path) -> None:
+    """One that leaves some of its weights as they are is refused before anything is dropped; a whole one is not."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    save_file(stored(second), gone / "model.safetensors", metadata={"format": "pt"})
+    with LLM(first, dtype="float32", block_size=8) as llm:
+        llm.update_weights(gone)
+        wanted = begin(llm).end()
+        shutil.rmtree(gone)
+        with pytest.raises(CheckpointError, match="is gone"):
+            llm.update_weights({Q_PROJ: torch.zeros_like(stored(second)[Q_PROJ])})
+        assert not llm.is_sleeping()
+        assert begin(llm).end() == wanted
+        llm.update_weights(stored(first))
+        assert begin(llm).end() != wanted
+
+
 def test_a_load_that_fails_brings_the_old_weights_back(
     llm: LLM, want: Result, second: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

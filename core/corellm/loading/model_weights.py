@@ -64,6 +64,7 @@ class ModelWeights:
             CheckpointError, InvalidParameterError: they do not fit; nothing was changed.
         """
         files, before = self._source.checked(directory), self._source.updates
+        self._source.require(self._source.with_update(files))
         if take:
             self._taken = self._taken or tempfile.TemporaryDirectory(prefix="corellm-weights-")
             folder = tempfile.mkdtemp(dir=self._taken.name)

@@ -73,6 +73,20 @@ class WeightSource:
         replaced = {name for file in files for name in file.headers}
         return (*(file for file in self.updates if not file.headers.keys() <= replaced), *files)
 
+    def require(self, updates: Sequence[WeightFile]) -> None:
+        """Raise an error where a file is gone that weights would be read from with these updates.
+
+        Raises:
+            CheckpointError: which.
+        """
+        replaced = {name for file in updates for name in file.headers}
+        read = [*updates, *(file for file in self._files if not file.headers.keys() <= replaced)]
+        for file in read:
+            if not file.path.is_file():
+                raise CheckpointError(
+                    f"nothing was changed: {file.path} is gone, of which other weights are; bring it back, or give all"
+                )
+
     @contextmanager
     def directory(self) -> Iterator[Path]:
         """Yield a directory with the checkpoint as it is with its updates: links, for as long as the block runs."""
