@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -30,7 +31,7 @@ class Addition(Protocol):
     `StepPart.lay_out` fills that tensor before each step. A part that cannot do so states `uncapturable`.
     """
 
-    def __call__(self, x: Tensor, output: Tensor) -> None:
+    def __call__(self, x: Tensor, output: Tensor, /) -> None:
         """Add in place.
 
         Args:
@@ -41,20 +42,82 @@ class Addition(Protocol):
         ...
 
 
+PANEL = 16
+"""Outputs whose second factors lie together."""
+SomeRows = Tensor | slice
+"""Which rows: their numbers, or all."""
+
+
+class LowRankSlots(Protocol):
+    """The factors of one layer, in slots; slot 0 has none. Tensors are read at every replay of a captured step.
+
+    Attributes:
+        a: `[num_slots, most, in_features]`, `most` a multiple of 4; factors of a lower rank are padded with zeros.
+        b: `[num_slots, panels, most / group, 16, group]`, the second factors, padded with zeros: outputs in panels of
+            16, and of each output as many ranks together as 32 bits hold: 1 in float32, 2 in types of 16 bits.
+        ranks: `[num_slots]`, int64: of the factors in each slot; 0 for none.
+    """
+
+    a: Tensor
+    b: Tensor
+    ranks: Tensor
+
+
 class AddLowRank(Protocol):
     """Adds to the outputs of one linear layer products of low rank: to each row that of its own factors."""
 
-    def __call__(self, x: Tensor, output: Tensor, a: Tensor, b: Tensor, ranks: Tensor, slot_of_row: Tensor, /) -> None:
-        """Add in place, as an `Addition` does; what is in tensors is read at every replay of a captured step.
+    def __call__(self, x: Tensor, output: Tensor, slots: LowRankSlots, slot_of_row: Tensor, /) -> None:
+        """Add in place, as an `Addition` does.
 
         Args:
             x: `[num_rows, in_features]`.
             output: `[num_rows, out_features]`.
-            a: `[num_slots, most, in_features]`, `most` a multiple of 4; factors of a lower rank are padded with zeros.
-            b: `[num_slots, most, out_features]`, the second factors transposed.
-            ranks: `[num_slots]`, int64: of the factors in each slot; 0 for none.
+            slots: the factors, in the type of both.
             slot_of_row: `[num_rows]`, int64.
         """
+        ...
+
+
+@dataclass(frozen=True)
+class LowRankAddition:
+    """An `Addition` of low rank. A layer that `TakesLowRank` makes the products inside its own.
+
+    Args:
+        slots: the factors.
+        slot_of_row: the slot of each of so many rows; None if no row has factors.
+        add: what adds to the outputs of other layers.
+        apart: rows to whose outputs more happens than that factors are added, and what changes these in place. Such
+            rows are of slot 0. It is called whenever the layer runs; in captured steps there are none.
+    """
+
+    slots: LowRankSlots
+    slot_of_row: Callable[[int], Tensor | None]
+    add: AddLowRank
+    apart: Callable[[], Iterable[tuple[SomeRows, Addition]]] = tuple
+
+    def __call__(self, x: Tensor, output: Tensor) -> None:
+        """See `Addition`."""
+        if (slot_of_row := self.slot_of_row(len(x))) is not None:
+            self.add(x, output, self.slots, slot_of_row)
+        for rows, change in self.apart():
+            some = output[rows]
+            change(x[rows], some)
+            output[rows] = some
+
+
+@runtime_checkable
+class TakesLowRank(Protocol):
+    """A linear layer that makes products of low rank itself."""
+
+    def take_low_rank(self, outputs: slice, addition: LowRankAddition, /) -> bool:
+        """Add to some of the outputs from now on, before they are rounded; False if this layer cannot.
+
+        A row of slot 0 that is not changed apart keeps its bits.
+        """
+        ...
+
+    def without_low_rank(self, x: Tensor, /) -> Tensor:
+        """Return the outputs without what was taken."""
         ...
 
 
@@ -126,7 +189,7 @@ class LinearAdditions:
         self._inside = set(decoder.modules()) - {
             inner for module in (*without, *convolutions) for inner in module.modules()
         }
-        self.layers: dict[str, AddedLinear] = {}
+        self.layers: dict[str, nn.Module] = {}
         self._is_closed = False
 
     def close(self) -> None:
@@ -156,8 +219,8 @@ class LinearAdditions:
         place = self._places[name]
 
         def outputs(x: Tensor) -> Tensor:
-            layer = place.layer
-            whole: Tensor = (layer.linear if isinstance(layer, AddedLinear) else layer)(x)
+            layer = place.layer.linear if isinstance(place.layer, AddedLinear) else place.layer
+            whole: Tensor = layer.without_low_rank(x) if isinstance(layer, TakesLowRank) else layer(x)
             return whole[:, place.outputs]
 
         return outputs
@@ -179,10 +242,11 @@ class LinearAdditions:
             raise ContractError(f"{name!r} is no linear layer of the model{did_you_mean(name, self._places)}")
         place = self._places[name]
         layer = place.layer
-        if not isinstance(layer, AddedLinear):
-            layer = AddedLinear(layer)
-            setattr(place.parent, place.child, layer)
-        layer.add(place.outputs, addition)
+        if not _is_taken(layer, place.outputs, addition):
+            if not isinstance(layer, AddedLinear):
+                layer = AddedLinear(layer)
+                setattr(place.parent, place.child, layer)
+            layer.add(place.outputs, addition)
         if place.parent in self._inside:
             self.layers[name] = layer
 
@@ -225,6 +289,13 @@ def _linears_of(parent: nn.Module) -> Iterator[tuple[str, _Place]]:
     for name, child in parent.named_children():
         if name not in whole and None not in _size(child):
             yield name, _Place(parent, name, slice(0, _size(child).out_features))
+
+
+def _is_taken(layer: nn.Module, outputs: slice, addition: Addition) -> bool:
+    """Have a layer make an addition inside its product, if it can."""
+    if isinstance(addition, LowRankAddition) and isinstance(layer, TakesLowRank):
+        return layer.take_low_rank(outputs, addition)
+    return False
 
 
 def _size(linear: nn.Module) -> LinearSize:

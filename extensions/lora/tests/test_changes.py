@@ -35,6 +35,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "dora": {"target_modules": ["q_proj", "v_proj", "down_proj", "gate_proj"], "use_dora": True, "r": 3},
     "biases": {"target_modules": ["q_proj"], "bias": "all"},
     "lora_bias": {"target_modules": ["q_proj", "o_proj"], "lora_bias": True},
+    "all": {"target_modules": "all-linear", "r": 5},
 }
 NAMES = (None, *CONFIGS)
 ENGINES: dict[str, dict[str, Any]] = {
@@ -78,7 +79,7 @@ def generate(llm: LLM, llama: Adapted, *names: str | None) -> list[tuple[list[in
 
 
 def engine(llama: Adapted, **options: Any) -> LLM:
-    given = {"dtype": "float32", "max_model_len": 120, "max_loras": 11, "enable_lora": True, **options}
+    given = {"dtype": "float32", "max_model_len": 120, "max_loras": 12, "enable_lora": True, **options}
     return LLM(str(llama.path), **given)
 
 
@@ -114,6 +115,29 @@ def test_results_are_the_requests_own(llama: Adapted, options: dict[str, Any]) -
         for name, numbers in zip(NAMES, together, strict=True):
             assert generate(llm, llama, name) == [numbers], name
     assert len({str(numbers) for numbers in together}) == len(NAMES)
+
+
+@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"dtype": "float32", "quantization": "int8"}], ids=str)
+def test_rows_without_an_adapter(llama: Adapted, options: dict[str, Any]) -> None:
+    """They have the bits of a model that was loaded without, alone and beside others, also where layers add to sums.
+
+    An adapter with factors alone has its own, before and after one that changes more was loaded.
+    """
+    if library.unavailable() is not None:
+        pytest.skip("torch's products depend on the number of rows")
+    with LLM(str(llama.path), max_model_len=120, **options) as llm:
+        (plain,) = generate(llm, llama, None)
+    with engine(llama, enable_prefix_caching=False, **options) as llm:
+        assert generate(llm, llama, None) == [plain]
+        first, factors = generate(llm, llama, None, "all")
+        assert first == plain != factors
+        first, dora, second, again = generate(llm, llama, None, "dora", None, "all")
+        assert first == second == plain != dora
+        assert again == factors
+        assert generate(llm, llama, "dora", "lora_bias", None, "layer", "biases")[2] == plain
+        assert generate(llm, llama, None) == [plain]
+        assert generate(llm, llama, "dora") == [dora]
+        assert generate(llm, llama, "all") == [factors]
 
 
 def test_drafts_change_nothing(llama: Adapted) -> None:

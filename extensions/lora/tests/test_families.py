@@ -202,10 +202,15 @@ def test_encoders_that_read_embeddings_of_tokens(tmp_path: Path) -> None:
     require_equal(make_adapted(family, configs, tmp_path), ("tokens", "table"))
 
 
-@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"quantization": "int8"}], ids=str)
-@pytest.mark.parametrize("adapted", ["llava"], indirect=True)
+@pytest.mark.parametrize(
+    "options", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"dtype": "float32", "quantization": "int8"}], ids=str
+)
+@pytest.mark.parametrize("adapted", ["llava", "qwen2_5_vl"], indirect=True)
 def test_results_are_the_requests_own(adapted: Adapted, options: dict[str, Any]) -> None:
-    """Alone and among requests with other adapters, bit for bit; each adapter makes a difference."""
+    """Alone and among requests with other adapters, bit for bit; each adapter makes a difference.
+
+    Those without one have the bits of a model that was loaded without.
+    """
     if library.unavailable() is not None:
         pytest.skip("torch's products depend on the number of rows")
     prompts, adapters = prompts_of(adapted)
@@ -217,6 +222,10 @@ def test_results_are_the_requests_own(adapted: Adapted, options: dict[str, Any])
             (alone,) = llm.generate([prompt], PARAMS, use_tqdm=False, lora_request=adapter)
             assert numbers_of(alone) == numbers
     assert len({str(numbers) for numbers in together}) == len(together)
+    with LLM(str(adapted.path), max_model_len=256, **options) as llm:
+        for prompt, adapter, numbers in zip(prompts, adapters, together, strict=True):
+            if adapter is None:
+                assert numbers_of(*llm.generate([prompt], PARAMS, use_tqdm=False)) == numbers
 
 
 @pytest.mark.parametrize("adapted", ["llava"], indirect=True)

@@ -11,6 +11,39 @@ class Call(Structure):
     _fields_ = [("kernel", c_void_p), ("arguments", c_void_p)]
 
 
+class LowRankPart(Structure):
+    """The factors of some outputs, as `low_rank.h` has them."""
+
+    _fields_ = [
+        ("a", c_void_p),
+        ("b", c_void_p),
+        ("ranks", c_void_p),
+        ("most", c_int64),
+        ("column", c_int64),
+        ("outputs", c_int64),
+        ("inner", c_int64),
+    ]
+
+
+class LowRankArguments(Structure):
+    """Arguments of products of low rank, as `low_rank.h` has them."""
+
+    _fields_ = [
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("parts", c_void_p),
+        ("num_parts", c_int64),
+        ("slots", c_void_p),
+        ("inner", c_void_p),
+        ("inner_stride", c_int64),
+        ("rows", c_int64),
+        ("inputs", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("outputs", c_int64),
+    ]
+
+
 class LinearArguments(Structure):
     """Arguments of a linear layer, as `linear.h` has them."""
 
@@ -28,6 +61,7 @@ class LinearArguments(Structure):
         ("m", c_int64),
         ("n", c_int64),
         ("k", c_int64),
+        ("low_rank", LowRankArguments),
     ]
 
 
@@ -35,26 +69,6 @@ class PackArguments(Structure):
     """Arguments of packing a weight, as `linear.h` has them."""
 
     _fields_ = [("weight", c_void_p), ("stride", c_int64), ("packed", c_void_p), ("n", c_int64), ("k", c_int64)]
-
-
-class LowRankArguments(Structure):
-    """Arguments of products of low rank, as `low_rank.h` has them."""
-
-    _fields_ = [
-        ("x", c_void_p),
-        ("x_stride", c_int64),
-        ("a", c_void_p),
-        ("b", c_void_p),
-        ("ranks", c_void_p),
-        ("slots", c_void_p),
-        ("out", c_void_p),
-        ("out_stride", c_int64),
-        ("inner", c_void_p),
-        ("rows", c_int64),
-        ("inputs", c_int64),
-        ("outputs", c_int64),
-        ("most", c_int64),
-    ]
 
 
 class NormArguments(Structure):

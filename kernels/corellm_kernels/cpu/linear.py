@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from corellm.modelling.linear_additions import LowRankAddition
 from corellm.plain_linears import plain_linears, without_values
 from corellm.quantization import is_quantizable, round_rows
 from corellm_kernels.cpu.arguments import LinearArguments, PackArguments
 from corellm_kernels.cpu.huge_pages import HugePages
 from corellm_kernels.cpu.library import empty, launch, pointer
+from corellm_kernels.cpu.low_rank import Factors, takes
 
 _PANEL = 16
 """Columns of the output that are packed together."""
@@ -31,25 +33,55 @@ class PackedLinear(nn.Module):
     def __init__(self, linear: nn.Linear, *, quantize: bool = False, memory: HugePages | None = None) -> None:
         super().__init__()
         self.in_features, self.out_features, self.dtype = linear.in_features, linear.out_features, linear.weight.dtype
-        weight, self._scale = round_rows(linear.weight.detach()) if quantize else (linear.weight.detach(), None)
+        weight = linear.weight.detach()
+        self._scale: Tensor | None = None
+        if quantize:
+            weight, self._scale = round_rows(weight)
         weight = weight if weight.stride(1) == 1 else weight.contiguous()
         self.weight = without_values(linear.weight)
         self.bias = None if linear.bias is None else without_values(linear.bias)
         self._packed = _packed(weight, memory or HugePages())
         self._bias = None if linear.bias is None else linear.bias.detach().float()
+        self._factors: Factors | None = None
+        self._taken: list[tuple[slice, LowRankAddition]] = []
         self.eval()
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return `[..., out_features]` for `[..., in_features]`."""
-        out = empty((*x.shape[:-1], self.out_features), x.dtype)
-        self._multiply(x, out, None)
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return `[..., out_features]` for `[..., in_features]`.
+
+        Args:
+            x: the inputs.
+            residual: contiguous; if given, the outputs are added to it, in place.
+        """
+        out = empty((*x.shape[:-1], self.out_features), x.dtype) if residual is None else residual
+        sums = out.view(-1, self.out_features)
+        apart = [(outputs, *change) for outputs, addition in self._taken for change in addition.apart()]
+        before = [None if residual is None else sums[places, outputs].clone() for outputs, places, _ in apart]
+        self._multiply(x, out, residual, self._factors)
+        rows = x.reshape(-1, self.in_features)
+        for (outputs, places, change), residue in zip(apart, before, strict=True):
+            some = sums[places] if residue is None else self.without_low_rank(rows[places])
+            change(rows[places], some[:, outputs])
+            sums[places, outputs] = some[:, outputs] if residue is None else residue + some[:, outputs]
         return out
 
-    def add_to(self, residual: Tensor, x: Tensor) -> None:
-        """Add `forward(x)` to `residual`, which is contiguous, in place."""
-        self._multiply(x, residual, residual)
+    def take_low_rank(self, outputs: slice, addition: LowRankAddition) -> bool:
+        """See `corellm.modelling.linear_additions.TakesLowRank`."""
+        same_rows = all(addition.slot_of_row == taken.slot_of_row for _, taken in self._taken)
+        if not same_rows or not takes(addition, self.dtype):
+            return False
+        self._taken.append((outputs, addition))
+        parts = [(outputs, taken.slots) for outputs, taken in self._taken]
+        self._factors = Factors(parts, self.in_features, self.dtype)
+        return True
 
-    def _multiply(self, x: Tensor, out: Tensor, residual: Tensor | None) -> None:
+    def without_low_rank(self, x: Tensor) -> Tensor:
+        """See `corellm.modelling.linear_additions.TakesLowRank`."""
+        out = empty((*x.shape[:-1], self.out_features), x.dtype)
+        self._multiply(x, out, None, None)
+        return out
+
+    def _multiply(self, x: Tensor, out: Tensor, residual: Tensor | None, factors: Factors | None) -> None:
         if x.dtype != self.dtype or x.shape[-1] != self.in_features or not out.is_contiguous():
             raise TypeError(
                 f"expected {self.dtype} of width {self.in_features}, got {x.dtype} of shape {tuple(x.shape)}"
@@ -62,14 +94,19 @@ class PackedLinear(nn.Module):
             pointer(residual), self.out_features, out.data_ptr(), self.out_features, room.data_ptr(),
             len(rows), self.out_features, self.in_features,
         )  # fmt: skip
+        slot_of_row = None if factors is None else self._taken[0][1].slot_of_row(len(rows))
+        inner = None
+        if factors is not None and slot_of_row is not None:
+            inner = factors.room(len(rows))
+            given.low_rank = factors.arguments(rows, slot_of_row, inner)
         dtypes = (x.dtype,) if self._scale is None else (x.dtype, torch.int8)
-        launch("linear", dtypes, given, rows, self._packed, self._scale, self._bias, out, room)
+        launch("linear", dtypes, given, rows, self._packed, self._scale, self._bias, out, room, slot_of_row, inner)
 
 
 def add_product(residual: Tensor, x: Tensor, linear: nn.Module) -> None:
     """Add a linear layer's output for `x` to `residual`, which is contiguous, in place."""
     if isinstance(linear, PackedLinear):
-        linear.add_to(residual, x)
+        linear(x, residual)
     else:
         residual.add_(linear(x))
 

@@ -127,11 +127,11 @@ def test_a_row_is_the_same_bits_alone_and_among_others(
     alone = torch.cat([packed(row[None]) for row in x])
     added = rows(70, n, dtype)
     for i in range(70):
-        packed.add_to(added[i : i + 1], x[i : i + 1])
+        packed(x[i : i + 1], added[i : i + 1])
     for m in (2, 3, 5, 6, 7, 12, 13, 18, 19, 40, 70):
         assert torch.equal(packed(x[:m]), alone[:m]), m
         total = rows(70, n, dtype)[:m]
-        packed.add_to(total, x[:m])
+        packed(x[:m], total)
         assert torch.equal(total, added[:m]), m
 
 

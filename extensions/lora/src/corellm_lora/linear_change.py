@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from corellm_lora.adapter_files import Values
 from corellm_lora.changes import OWN
-from corellm_lora.rows import Places
 
 Base = Callable[[Tensor], Tensor]
 """From inputs `[num_rows, in_features]` to the outputs of a layer without an adapter."""
@@ -38,18 +37,15 @@ class LinearChange:
     partly: nn.Module | None = None
     """A layer for these."""
 
-    def __call__(self, x: Tensor, output: Tensor, rows: Places) -> None:
-        """Change some rows of outputs `[num_rows, out_features]` in place; factors of low rank are added later."""
+    def __call__(self, x: Tensor, output: Tensor) -> None:
+        """Change outputs `[num_rows, out_features]` in place; factors of low rank are added later."""
         if self.whole is not None:
-            output[rows] = self.whole(x[rows])
+            output.copy_(self.whole(x))
         if self.partly is not None and self.columns is not None:
-            some = output[rows]
-            some[:, self.columns] = self.partly(x[rows])
-            output[rows] = some
+            output[:, self.columns] = self.partly(x)
         if self.summand is not None:
-            some = output[rows].float()
-            some = some if self.factor is None else some * self.factor
-            output[rows] = (some + self.summand).to(output.dtype)
+            factor = 1.0 if self.factor is None else self.factor
+            output.copy_(output.float() * factor + self.summand)
 
 
 class LinearChanges:

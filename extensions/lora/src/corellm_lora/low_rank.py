@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from corellm.modelling.linear_additions import PANEL, LowRankSlots
+
 _AT_ONCE = 1 << 22
 """Numbers of gathered factors at once: 16 MB."""
 
@@ -33,10 +35,10 @@ class Slots:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        max_rank = -(-max_rank // 4) * 4
+        max_rank, panels, group = -(-max_rank // 4) * 4, -(-out_features // PANEL), 4 // dtype.itemsize
         self.a = torch.zeros(num_slots, max_rank, in_features, dtype=dtype, device=device)
-        self.b = torch.zeros(num_slots, max_rank, out_features, dtype=dtype, device=device)
-        """The second factors, transposed, and multiplied by their adapters' scale."""
+        self.b = torch.zeros(num_slots, panels, max_rank // group, PANEL, group, dtype=dtype, device=device)
+        """The second factors, multiplied by their adapters' scale."""
         self.ranks = torch.zeros(num_slots, dtype=torch.int64, device=device)
         """0 for a slot whose adapter has nothing for this layer."""
 
@@ -45,7 +47,10 @@ class Slots:
         self.clear(slot)
         rank = len(a)
         self.a[slot, :rank].copy_(a)
-        self.b[slot, :rank].copy_(b.float().t() * scale)
+        panels, groups, _, group = self.b.shape[1:]
+        padded = self.b.new_zeros(panels * PANEL, groups * group)
+        padded[: len(b), :rank].copy_(b.float() * scale)
+        self.b[slot].copy_(padded.view(panels, PANEL, groups, group).transpose(1, 2))
         self.ranks[slot] = rank
 
     def clear(self, slot: int) -> None:
@@ -55,16 +60,18 @@ class Slots:
         self.ranks[slot] = 0
 
 
-def add_low_rank(x: Tensor, output: Tensor, a: Tensor, b: Tensor, ranks: Tensor, slot_of_row: Tensor) -> None:
+def add_low_rank(x: Tensor, output: Tensor, slots: LowRankSlots, slot_of_row: Tensor) -> None:
     """See `corellm.modelling.linear_additions.AddLowRank`.
 
     Sums are over one row's own numbers, in float32 and in one order: a product of matrices could sum in another order
     for another batch.
     """
-    at_once = max(1, _AT_ONCE // (a.shape[1] * max(a.shape[2], b.shape[2])))
+    _, groups, _, group = slots.b.shape[1:]
+    at_once = max(1, _AT_ONCE // max(slots.a[0].numel(), slots.b[0].numel()))
     for start in range(0, len(x), at_once):
         rows = slice(start, start + at_once)
         chosen = slot_of_row[rows]
-        inner = (x[rows, None].float() * a[chosen]).sum(-1)  # [rows, rank]
-        product = (inner[:, :, None] * b[chosen]).sum(1)  # [rows, out_features]
-        output[rows] = (output[rows].float() + product).to(output.dtype)
+        inner = (x[rows, None].float() * slots.a[chosen]).sum(-1).to(x.dtype)  # [rows, most]
+        factors = slots.b[chosen]  # [rows, panels, groups, PANEL, group]
+        product = (inner.float().view(-1, 1, groups, 1, group) * factors).sum((2, 4)).flatten(1)
+        output[rows] = (output[rows].float() + product[:, : output.shape[1]]).to(output.dtype)

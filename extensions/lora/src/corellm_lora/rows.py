@@ -13,18 +13,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from corellm.modelling.linear_additions import SomeRows
 from corellm.system.transfers import upload
-
-Places = Tensor | slice
-"""Which rows: their numbers, or all."""
 
 
 class Rows(NamedTuple):
     """The rows of a step, of the output layer, or of an encoder batch."""
 
     slots: Tensor
-    """`[num_rows]` or more of them, int64; or `[1]`, for all rows."""
-    groups: Mapping[int, Places]
+    """`[num_rows]` or more of them, int64; or `[1]`, for all rows. 0 for rows of `groups`."""
+    groups: Mapping[int, SomeRows]
     """The rows of each slot that changes more than factors do."""
 
     @classmethod
@@ -32,13 +30,14 @@ class Rows(NamedTuple):
         """Return rows of these slots, of which some change more than factors do."""
         present = [slot for slot in np.unique(slots).tolist() if slot in changed] if changed else []
         groups = {slot: upload(np.flatnonzero(slots == slot), device) for slot in present}
-        return cls(upload(slots, device), groups)
+        others = np.where(np.isin(slots, present), 0, slots) if present else slots
+        return cls(upload(others, device), groups)
 
     @classmethod
     def all_of(cls, slot: int, changed: Collection[int], device: torch.device) -> Self:
         """Return rows that all are of one slot."""
-        groups: Mapping[int, Places] = {slot: slice(None)} if slot in changed else {}
-        return cls(torch.tensor([slot], device=device), groups)
+        groups: Mapping[int, SomeRows] = {slot: slice(None)} if slot in changed else {}
+        return cls(torch.tensor([0 if groups else slot], device=device), groups)
 
     def slot_of_row(self, num_rows: int) -> Tensor:
         """Return each row's slot, `[num_rows]`, contiguous."""

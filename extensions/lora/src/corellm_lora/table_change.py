@@ -16,7 +16,6 @@ from corellm.modelling.linear_additions import AddLowRank
 from corellm_lora.adapter_files import Values
 from corellm_lora.changes import OWN
 from corellm_lora.low_rank import Slots
-from corellm_lora.rows import Places
 
 
 @dataclass
@@ -56,18 +55,18 @@ class TableChange:
             made.inward, made.outward = tensors["a"].t().to(weight.dtype).contiguous(), slots
         return made
 
-    def __call__(self, token_ids: Tensor, output: Tensor, rows: Places) -> None:
-        """Change some rows of embeddings `[num_rows, width]` in place; `token_ids` are `[num_rows]`."""
-        ids, made = token_ids[rows], output[rows]
+    def __call__(self, token_ids: Tensor, output: Tensor) -> None:
+        """Change embeddings `[num_rows, width]` in place; `token_ids` are `[num_rows]`."""
+        made = output
         scale = torch.tensor(self.scale, dtype=made.dtype, device=made.device)
         if self.table is not None:
-            made = functional.embedding(ids, self.table) * scale
+            made = functional.embedding(token_ids, self.table) * scale
         if self.tokens is not None and self.embeddings is not None:
-            places = torch.searchsorted(self.tokens, ids).clamp(max=len(self.tokens) - 1)
-            is_own = (self.tokens[places] == ids)[:, None]
+            places = torch.searchsorted(self.tokens, token_ids).clamp(max=len(self.tokens) - 1)
+            is_own = (self.tokens[places] == token_ids)[:, None]
             made = torch.where(is_own, self.embeddings[places] * scale, made)
         if self.inward is not None and self.outward is not None:
             made, slots = made.contiguous(), self.outward
-            slot_of_row = torch.ones(len(ids), dtype=torch.int64, device=ids.device)
-            self.add_low_rank(self.inward[ids], made, slots.a, slots.b, slots.ranks, slot_of_row)
-        output[rows] = made
+            slot_of_row = torch.ones(len(token_ids), dtype=torch.int64, device=token_ids.device)
+            self.add_low_rank(self.inward[token_ids], made, slots, slot_of_row)
+        output.copy_(made)

@@ -9,28 +9,20 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from corellm.modelling.linear_additions import AddLowRank, LinearAdditions
+from corellm.modelling.linear_additions import Addition, AddLowRank, LinearAdditions, LowRankAddition, SomeRows
 from corellm.plugin.extensions import call_extensions, first_result
 from corellm_lora.adapter_files import Values
 from corellm_lora.changes import OWN
 from corellm_lora.linear_change import LinearChanges
 from corellm_lora.low_rank import Slots, add_low_rank
-from corellm_lora.rows import Places, Rows
+from corellm_lora.rows import Rows
 from corellm_lora.table_change import TableChange
 from corellm_lora.targets import Targets
-
-
-class RowChange(Protocol):
-    """Changes some rows of a module's output in place."""
-
-    def __call__(self, x: Tensor, output: Tensor, rows: Places, /) -> None:
-        """Change them; `x` is what the module was given."""
-        ...
 
 
 class Weights:
@@ -68,15 +60,20 @@ class Weights:
         self._add_low_rank: AddLowRank = offered or add_low_rank
         self._slots: dict[str, Slots] = {}
         self._made: dict[str, LinearChanges] = {}
-        self._changes: dict[str, dict[int, RowChange]] = {}
+        self._changes: dict[str, dict[int, Addition]] = {}
         """Changes beside factors, by module and slot."""
+        self._factors: dict[str, set[int]] = {}
+        """Slots with factors, by linear layer."""
         self._parameters: dict[int, list[tuple[nn.Module, str, nn.Parameter]]] = {}
         """Encoders' parameters of each slot."""
         self._outside = frozenset(linears.outside) - {targets.output}
         for name, size in {**linears.sizes, **linears.outside}.items():
+            self._factors[name] = set()
             self._slots[name] = Slots(self.num_slots, max_rank, *size, dtype, device)
             self._made[name] = LinearChanges(linears.base(name), size.in_features, dtype, device, self._served)
-            linears.add(name, partial(self._add, name, self._rows_of(name)))
+            slot_of_row, find_rows = self._rows_of(name)
+            apart = partial(self._apart, name, find_rows)
+            linears.add(name, LowRankAddition(self._slots[name], slot_of_row, self._add_low_rank, apart))
         if targets.table:
             targets.module(targets.table).register_forward_hook(self._embed)
 
@@ -118,8 +115,9 @@ class Weights:
     def _clear(self, slot: int) -> None:
         self.changed.discard(slot)
         self._parameters.pop(slot, None)
-        for slots in self._slots.values():
+        for name, slots in self._slots.items():
             slots.clear(slot)
+            self._factors[name].discard(slot)
         for changes in self._changes.values():
             changes.pop(slot, None)
 
@@ -138,8 +136,9 @@ class Weights:
         if "a" in tensors:
             b = tensors["b"].to(self._device).float()
             self._slots[name].fill(slot, tensors["a"], b if factor is None else b * factor[:, None], values.scale)
+            self._factors[name].add(slot)
 
-    def _change(self, slot: int, name: str, change: RowChange) -> None:
+    def _change(self, slot: int, name: str, change: Addition) -> None:
         self._changes.setdefault(name, {})[slot] = change
         if name not in self._outside:
             self.changed.add(slot)
@@ -157,36 +156,49 @@ class Weights:
             like: Any = module._parameters[own]
             yield module, own, nn.Parameter(tensor.to(like.device, like.dtype), requires_grad=False)
 
-    def _rows_of(self, name: str) -> Callable[[], Rows | None]:
-        """Return what finds the rows of a layer when it runs."""
+    def _rows_of(self, name: str) -> tuple[Callable[[int], Tensor | None], Callable[[], Rows | None]]:
+        """Return what finds the slots of a layer's rows when it runs, the same for joined layers, and all of them."""
         if name in self._outside:
-            return partial(self._encoder_rows, name)
-        return (lambda: self.scored) if name == self.targets.output else (lambda: self.decoded)
+            return self._encoded_slots, partial(self._encoder_rows, name)
+        if name == self.targets.output:
+            return (lambda num_rows: self.scored.slot_of_row(num_rows)), (lambda: self.scored)
+        return self._decoded_slots, lambda: self.decoded
+
+    def _decoded_slots(self, num_rows: int) -> Tensor:
+        return self.decoded.slot_of_row(num_rows)
+
+    def _encoded_slots(self, num_rows: int) -> Tensor | None:
+        """Return the slots of encoders' rows; None where they run without an adapter, or another module runs them."""
+        return self._encoded.slot_of_row(num_rows) if self._encoded is not None and self._encodes_slot else None
 
     def _encoder_rows(self, name: str) -> Rows | None:
-        """Return the rows of a layer of encoders; None where they run without an adapter, or another module runs it."""
         self.targets.linear_ran(name)
-        return self._encoded if self._encoded is not None and self._encodes_slot else None
+        return self._encoded
 
-    def _add(self, name: str, find_rows: Callable[[], Rows | None], x: Tensor, output: Tensor) -> None:
-        rows, slots = find_rows(), self._slots[name]
-        if rows is None:
-            return
-        if rows.groups and name in self._changes:
-            self._run_changes(name, rows, x, output)
-        self._add_low_rank(x, output, slots.a, slots.b, slots.ranks, rows.slot_of_row(len(x)))
+    def _apart(self, name: str, find_rows: Callable[[], Rows | None]) -> Iterator[tuple[SomeRows, Addition]]:
+        """Yield the rows of a linear layer that more is done to than that factors are added, and what is."""
+        if (rows := find_rows()) is not None:
+            for slot, places in rows.groups.items():
+                if slot in self._factors[name] or slot in self._changes.get(name, ()):
+                    yield places, partial(self._change_linear, name, slot)
 
-    def _run_changes(self, name: str, rows: Rows, x: Tensor, output: Tensor) -> None:
-        changes = self._changes[name]
-        for slot, places in rows.groups.items():
-            if slot in changes:
-                changes[slot](x, output, places)
+    def _change_linear(self, name: str, slot: int, x: Tensor, output: Tensor) -> None:
+        if change := self._changes.get(name, {}).get(slot):
+            change(x, output)
+        if slot in self._factors[name]:
+            slot_of_row = torch.full((len(x),), slot, dtype=torch.int64, device=x.device)
+            self._add_low_rank(x, output, self._slots[name], slot_of_row)
 
     def _embed(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """Change the embeddings of tokens, where adapters do."""
         rows = self.embedded if self._encoded is None else self._encoded
-        if rows.groups and self.targets.table in self._changes:
-            self._run_changes(self.targets.table, rows, args[0].reshape(-1), output.view(-1, output.shape[-1]))
+        changes = self._changes.get(self.targets.table, {})
+        ids, embeddings = args[0].reshape(-1), output.view(-1, output.shape[-1])
+        for slot, places in rows.groups.items():
+            if slot in changes:
+                some = embeddings[places]
+                changes[slot](ids[places], some)
+                embeddings[places] = some
         return output
 
     def _served(self, linear: nn.Linear) -> nn.Module:

@@ -4,13 +4,15 @@
 // in `formats.h`.
 //
 // Each output is summed in order of depth, by one accumulator, whatever the number of rows: a row's results do not depend
-// on the rows beside it. Blocking after Goto and van de Geijn 2008.
+// on the rows beside it. Products of low rank of the row's own factors are added before the sum is rounded. Blocking after
+// Goto and van de Geijn 2008.
 #pragma once
 
 #include <algorithm>
 #include <type_traits>
 
 #include "formats.h"
+#include "low_rank.h"
 #include "scratch.h"
 #include "team.h"
 #include "vectors.h"
@@ -27,6 +29,7 @@ struct LinearArgs {
     int64_t out_stride;
     void* rows;  // room for x packed, and a factor for each row: 4 * m * (k + 1) bytes
     int64_t m, n, k;
+    LowRankArgs low_rank;  // without parts if nothing is added
 };
 
 namespace linear {
@@ -155,11 +158,13 @@ static const float* unpacked(const bfloat16* panel, int64_t start, int64_t stop)
     return to;
 }
 
-// Write sums `[rows, width]`, whose rows start at `row`, and columns at `column`.
-template <class T, class W>
-static void finish(
-    const LinearArgs& a, int64_t row, int64_t rows, int64_t column, int64_t width, const float* sums) {
+// Write sums `[rows, COUNT * PANEL]`, whose rows start at `row`, and columns at `column`.
+template <class T, class W, int COUNT>
+static void finish(const LinearArgs& a, int64_t row, int64_t rows, int64_t column, const float* sums) {
+    constexpr int64_t width = COUNT * PANEL;
     int64_t columns = std::min(width, a.n - column);
+    const LowRankPart* whole = low_rank::whole_part(a.low_rank, column, COUNT);
+    float room[width];
     for (int64_t r = row; r < row + rows; r++) {
         T* out = (T*)a.out + r * a.out_stride + column;
         const T* residual = a.residual ? (const T*)a.residual + r * a.residual_stride + column : nullptr;
@@ -169,17 +174,21 @@ static void finish(
             if (residual) __builtin_prefetch(residual + 8 * a.residual_stride + i);
         }
         float factor = ROUNDS<W> ? row_factors<W>(a)[r] : 1.f;
+        const float* added = nullptr;
+        if (a.low_rank.num_parts) added = low_rank::multiply_outward<T, COUNT>(a.low_rank, r, column, whole, room);
         int64_t i = 0;
         for (; i + LANES <= columns; i += LANES) {
             Floats y = floats(bits_of<typename Format<W>::Sum>(load(from + i)));
             if constexpr (ROUNDS<W>) y *= factor * load(a.scale + column + i);
             if (a.bias) y += load(a.bias + column + i);
+            if (added) y += load(added + i);
             if (residual) y += load(residual + i);
             store(out + i, y);
         }
         for (; i < columns; i++) {
             float y = ROUNDS<W> ? (float)bits_of<int32_t>(from[i]) * (factor * a.scale[column + i]) : from[i];
             if (a.bias) y += a.bias[column + i];
+            if (added) y += added[i];
             if (residual) y += widened(residual[i]);
             narrow(out + i, y);
         }
@@ -195,6 +204,8 @@ static void multiply_piece(const LinearArgs& a, const Blocks& blocks, int64_t be
     int64_t count = end - begin, top = blocks.first(begin);
     float* sums = scratch<0>(count * MAX_ROWS * COUNT * PANEL);
     const W* weight = (const W*)a.weight + panel * panel_size;
+    if (a.low_rank.num_parts)
+        low_rank::prefetch_factors<T>(a.low_rank, top, blocks.first(end) - top, panel * PANEL, COUNT);
     for (int64_t start = 0; start < groups; start += at_once) {
         int64_t stop = std::min(groups, start + at_once), depth = stop - start;
         const float* wide = nullptr;
@@ -220,7 +231,7 @@ static void multiply_piece(const LinearArgs& a, const Blocks& blocks, int64_t be
                 multiply_rows<W, COUNT, true>(rows, x, from, panel_size, depth, start > 0, to);
         }
     }
-    finish<T, W>(a, top, blocks.first(end) - top, panel * PANEL, COUNT * PANEL, sums);
+    finish<T, W, COUNT>(a, top, blocks.first(end) - top, panel * PANEL, sums);
 }
 
 template <class T, class W, int COUNT> static void multiply_panels(const LinearArgs& a, const Blocks& blocks, Team& team) {
@@ -253,6 +264,7 @@ template <class T, class W> static void run(const void* args, Team& team) {
     if (!a.m) return;
     Blocks blocks(a.m, most_rows<W>(a.m));
     pack_rows<T, W>(a, blocks, team);
+    if (a.low_rank.num_parts) low_rank::multiply_inward<T>(a.low_rank, team);
     team.barrier();
     multiply_all<T, W>(panels_at_once((int)blocks.most()), a, blocks, team);
 }
