@@ -11,8 +11,11 @@ from torch import Tensor, nn
 
 from corellm.modelling.linear_additions import Addition, LinearAdditions, LowRankAddition
 from corellm_kernels.cpu import library
+from corellm_kernels.cpu.arguments import LowRankPart
 from corellm_kernels.cpu.linear import PackedLinear, add_product
 from corellm_kernels.cpu.low_rank import add_low_rank as compiled
+from corellm_kernels.cpu.memory import PlanMemory
+from corellm_kernels.cpu.plan import RecordedPlan
 from corellm_lora.low_rank import Slots, add_low_rank
 
 SHAPES = [(64, 96, 8), (37, 51, 4), (16, 600, 20), (1, 1, 4)]
@@ -142,6 +145,25 @@ def test_rows_that_are_changed_apart(dtype: torch.dtype, is_packed: bool) -> Non
     assert changed[1][places].equal(residual[places] + want)
     assert (with_factors[0] == plain).all(1).tolist() == [True, False, True, True, False]
     assert linears.base("0")(x).equal(plain)
+
+
+def test_a_recorded_product() -> None:
+    """A plan keeps what the kernel reads, and replays it on the factors and rows of the day."""
+    if library.unavailable() is not None:
+        pytest.skip(str(library.unavailable()))
+    slots, _ = made(64, 96, 8, torch.float32)
+    x, output, of_row = torch.randn(3, 64), torch.zeros(3, 96), torch.tensor([0, 1, 0])
+    plan = RecordedPlan(PlanMemory())
+    plan.capture(lambda: compiled(x, output, slots, of_row))
+    others = [(LowRankPart * 1)() for _ in range(1000)]  # where the plan would look, had it kept nothing
+    for _ in range(3):
+        x.normal_()
+        output.zero_()
+        of_row.random_(len(RANKS))
+        slots.fill(1, torch.randn(4, 64), torch.randn(96, 4), 2.0)
+        plan.replay()
+        assert output.equal(call(compiled, slots, x, torch.zeros(3, 96), of_row))
+    assert len(others) == 1000
 
 
 def test_what_the_kernel_does_not_take() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 
 
 class Call(Structure):
@@ -31,7 +31,7 @@ class LowRankArguments(Structure):
     _fields_ = [
         ("x", c_void_p),
         ("x_stride", c_int64),
-        ("parts", c_void_p),
+        ("parts", POINTER(LowRankPart)),
         ("num_parts", c_int64),
         ("slots", c_void_p),
         ("inner", c_void_p),

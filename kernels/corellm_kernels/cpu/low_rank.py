@@ -6,7 +6,7 @@ Inside a layer's own product where its weight is packed (`cpu.linear`), else aft
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import Array, addressof
+from ctypes import Array
 
 import torch
 from torch import Tensor
@@ -62,9 +62,9 @@ class Factors:
         return empty((num_rows * self._width,), torch.float32)
 
     def arguments(self, x: Tensor, slot_of_row: Tensor, inner: Tensor) -> LowRankArguments:
-        """Return a kernel's arguments for rows of `x`; this object must outlive them."""
+        """Return a kernel's arguments for rows of `x`."""
         return LowRankArguments(
-            x.data_ptr(), x.stride(0), addressof(self._array), len(self._array), slot_of_row.data_ptr(),
+            x.data_ptr(), x.stride(0), self._array, len(self._array), slot_of_row.data_ptr(),
             inner.data_ptr(), self._width, len(x), self._in_features,
         )  # fmt: skip
 
