@@ -114,13 +114,13 @@ def test_others_go_on_while_an_adapter_is_read(
     llm: LLM, adapters: list[LoRARequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that run and those that come later; its own requests wait, and run when it is there."""
-    may_go_on, factors, readers = threading.Event(), AdapterFiles.values, set()
+    may_go_on, values, readers = threading.Event(), AdapterFiles.values, set()
 
     def slow(files: AdapterFiles) -> Any:
         readers.add(threading.current_thread())
         if files.path == Path(adapters[9].lora_path):
             assert may_go_on.wait(60)
-        return factors(files)
+        return values(files)
 
     monkeypatch.setattr(AdapterFiles, "values", slow)
     long = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
@@ -144,13 +144,13 @@ def test_an_adapter_that_cannot_be_read_fails_alone(
     llm: LLM, adapters: list[LoRARequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its requests end with the error, whether they wait or come later; others do not, and it may be right again."""
-    factors = AdapterFiles.values
+    values = AdapterFiles.values
     broken = [True]
 
     def failing(files: AdapterFiles) -> Any:
         if broken[0] and files.path == Path(adapters[7].lora_path):
             raise OSError("the disk is gone")
-        return factors(files)
+        return values(files)
 
     monkeypatch.setattr(AdapterFiles, "values", failing)
     for name, adapter in {"a": adapters[7], "b": adapters[7], "c": adapters[8], "d": None}.items():
