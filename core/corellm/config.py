@@ -125,7 +125,7 @@ class ModelConfig:
     "num_speculative_tokens": 4}`; needs `corellm-speculative`, which documents the keys."""
     enable_lora: bool = False
     """Let requests name LoRA adapters (`lora_request`). Every linear layer of the decoder is made ready for them, which
-    costs some speed also where no request has one. Needs `corellm-lora`."""
+    takes memory for `max_loras` adapters. Needs `corellm-lora`."""
     max_loras: int = 1
     """Most adapters in a step; requests with others wait. Memory is taken for as many of `max_lora_rank`."""
     max_lora_rank: int = 16
