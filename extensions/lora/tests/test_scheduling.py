@@ -119,7 +119,7 @@ def test_others_go_on_while_an_adapter_is_read(
     def slow(files: AdapterFiles) -> Any:
         readers.add(threading.current_thread())
         if files.path == Path(adapters[9].lora_path):
-            assert may_go_on.wait(60)
+            assert may_go_on.wait(600)
         return values(files)
 
     monkeypatch.setattr(AdapterFiles, "values", slow)
