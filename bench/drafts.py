@@ -33,7 +33,7 @@ VOCABULARY = 16384
 WARM_UP = 10
 """Turns until steps of all numbers of rows are recorded, and their times are known."""
 NUM_DRAFTS = 4
-"""Of the draft model."""
+"""Tokens that the draft model proposes in a step."""
 WRONG_EVERY = 8
 NGRAM = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
 SUFFIX = {"method": "suffix", "num_speculative_tokens": 16}

@@ -99,5 +99,5 @@ def require(old: str, new: str) -> None:
 
         folder = distribution.removeprefix("corellm_")
         raise MissingExtraError(
-            f"{old} is {new} now, of corellm-{folder}; from a checkout: pip install ./extensions/{folder}"
+            f"{old} comes with corellm-{folder}, as {new}; from a checkout: pip install ./extensions/{folder}"
         )

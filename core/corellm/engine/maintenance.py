@@ -144,19 +144,19 @@ class AsyncMaintenance(ABC):
         return await self._in_engine(partial(_apply_model, function))
 
     async def sleep(self, level: int = 1) -> None:
-        """As `LLM.sleep`, but requests wait: running ones go on after `wake_up`, and new ones are taken."""
+        """Sleep as `LLM.sleep`, but requests wait: running ones go on after `wake_up`, and new ones are taken."""
         await self._in_engine(partial(sleeping.sleep, level))
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """As `LLM.wake_up`."""
+        """End `sleep`, as `LLM.wake_up`."""
         await self._in_engine(partial(sleeping.wake_up, tags))
 
     async def is_sleeping(self) -> bool:
-        """As `LLM.is_sleeping`."""
+        """Return whether the model sleeps, or a part of it."""
         return await self._in_engine(sleeping.is_sleeping)
 
     async def update_weights(self, weights: Weights) -> None:
-        """As `LLM.update_weights`; requests go on with the new weights, from the tokens that they have."""
+        """Give other weights, as `LLM.update_weights`; requests go on with them, from the tokens that they have."""
         with ExitStack() as after:
             directory, is_temporary = await asyncio.to_thread(after.enter_context, weight_directory(weights))
             await self._update_weights(directory, is_temporary)

@@ -76,7 +76,7 @@ _OF_PARTS: Mapping[str, type[Counter | Gauge]] = {
     "corellm:lora_adapters_read": Counter,
     "corellm:lora_adapters_replaced": Counter,
 }
-"""Those that parts of the worker have; 0 where there is no such part."""
+"""Metrics of the worker's parts; 0 where there is no such part."""
 
 
 def read_metrics(engine: LLMEngine) -> list[Metric]:

@@ -24,14 +24,14 @@ _TAGS = WEIGHTS, KV_CACHE = "weights", "kv_cache"
 
 
 def sleep(level: int, engine: LLMEngine) -> None:
-    """As `LLM.sleep`."""
+    """Sleep, as `LLM.sleep`."""
     if level not in (1, 2) or isinstance(level, bool):
         raise InvalidParameterError(f"level must be 1 (weights are kept) or 2, got {level!r:.100}", param="level")
     _sleeper_of(engine).sleep(keep_weights=level == 1)
 
 
 def wake_up(tags: Sequence[str] | None, engine: LLMEngine) -> None:
-    """As `LLM.wake_up`."""
+    """End `sleep`, as `LLM.wake_up`."""
     given = _TAGS if tags is None else (tags,) if isinstance(tags, str) else tags
     wanted = [*given] if isinstance(given, Iterable) else [given]
     if any(tag not in _TAGS for tag in wanted):
@@ -40,12 +40,12 @@ def wake_up(tags: Sequence[str] | None, engine: LLMEngine) -> None:
 
 
 def is_sleeping(engine: LLMEngine) -> bool:
-    """As `LLM.is_sleeping`."""
+    """Return whether the model sleeps, or a part of it."""
     return engine.is_sleeping
 
 
 def update_weights(directory: Path, take: bool, engine: LLMEngine) -> None:
-    """As `LLM.update_weights`, of weights in a directory; whether its files are to be taken away."""
+    """Update weights, as `LLM.update_weights`, from a directory; `take` moves its files away."""
     _sleeper_of(engine).update_weights(directory, take=take)
 
 

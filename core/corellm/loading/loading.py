@@ -165,12 +165,7 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
         mm_processor.close()
         mm_processor = make_mm_processor(config, opened, executor, sizes.max_model_len)
         on_failure.callback(mm_processor.close)
-    with memory.explaining("KV blocks", "lower gpu_memory_utilization, kv_cache_memory or num_kv_blocks"):
-        runner = make_runner(
-            num_blocks=sizes.num_blocks, num_host_blocks=sizes.num_host_blocks, num_places=sizes.num_places
-        )
-        for part in runner.parts:
-            part.allocate(sizes.num_blocks)
+    runner = _allocate(make_runner, sizes, memory)
     capture = None
     if reasons := ", ".join(filter(None, (part.uncapturable for part in runner.parts))):
         logger.info("decode steps do not run as graphs: %s", reasons)
@@ -202,6 +197,17 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
         places=weights.places if weights.make_runner is None else {},
         capture=capture if runner.device.type == "cuda" else None,
     )
+
+
+def _allocate(make_runner: Callable[..., ModelRunner], sizes: Sizes, memory: DeviceMemory) -> ModelRunner:
+    """Return the runner with its KV cache, and the caches that its parts have."""
+    with memory.explaining("KV blocks", "lower gpu_memory_utilization, kv_cache_memory or num_kv_blocks"):
+        runner = make_runner(
+            num_blocks=sizes.num_blocks, num_host_blocks=sizes.num_host_blocks, num_places=sizes.num_places
+        )
+        for part in runner.parts:
+            part.allocate(sizes.num_blocks)
+    return runner
 
 
 def _measure_profile_run(

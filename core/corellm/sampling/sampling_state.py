@@ -235,7 +235,7 @@ class _DraftedState(SamplingState):
     """The state of a sequence after drafts; the one that it is made of stays as it is."""
 
     _level_of_failures = logging.DEBUG
-    """As drafts may be wrong: if they are right, the next step fails in the same way."""
+    """Level of failures in the log: drafts may be wrong, and where they are right, the next step fails alike."""
 
     def __init__(self, state: SamplingState, drafts: Sequence[int]) -> None:
         self.__dict__.update(state.__dict__)

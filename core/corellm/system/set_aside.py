@@ -37,7 +37,7 @@ class SetAside:
 
     def __init__(self, tensors: Iterable[Tensor], *, keep: bool) -> None:
         self._storages: list[tuple[torch.UntypedStorage, int, Tensor | None]] = []
-        """Of a GPU: each with its bytes, and their values on the host."""
+        """Storages on a GPU, each with its bytes and its values on the host."""
         for tensor in tensors:
             storage = None if tensor.device.type == "cpu" else tensor.untyped_storage()
             if storage is not None and storage.nbytes():  # else another tensor has the same one

@@ -153,7 +153,7 @@ class KVCache:
 
     @property
     def host_tensors(self) -> Iterator[Tensor]:
-        """Those of blocks in host memory."""
+        """Tensors of blocks in host memory."""
         return _tensors_of(self._host)
 
     def touch(self, num_blocks: int) -> None:

@@ -503,6 +503,6 @@ def test_a_file_that_others_can_read(tmp_path: Path) -> None:
     ResponseTable(str(file), **bounds).close()
     ResponseTable(str(file), **bounds).close()
     file.chmod(0o640)
-    with pytest.raises(ConfigError, match=r"its mode is 640.*chmod 600"):
+    with pytest.raises(ConfigError, match=r"other users can read it \(mode 640\).*chmod 600"):
         ResponseTable(str(file), **bounds)
     assert file.stat().st_mode & 0o777 == 0o640

@@ -105,15 +105,15 @@ class ProcessLLM(AsyncLLM):
         await self._call("reset_mm_cache")
 
     async def sleep(self, level: int = 1) -> None:
-        """As `AsyncLLM.sleep`."""
+        """Sleep, as `AsyncLLM.sleep`."""
         await self._call("sleep", level)
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """As `LLM.wake_up`."""
+        """End `sleep`, as `LLM.wake_up`."""
         await self._call("wake_up", tags if tags is None or isinstance(tags, str) else [*tags])
 
     async def is_sleeping(self) -> bool:
-        """As `LLM.is_sleeping`."""
+        """Return whether the model sleeps, or a part of it."""
         return bool(await self._call("is_sleeping"))
 
     async def _update_weights(self, directory: Path, is_temporary: bool) -> None:

@@ -28,7 +28,7 @@ class Values(NamedTuple):
     """What an adapter has for one module."""
 
     tensors: Mapping[str, Tensor]
-    """By part, see `Change`."""
+    """Tensors by their part; see `Change`."""
     scale: float
     token_ids: tuple[int, ...]
 
@@ -42,7 +42,7 @@ class AdapterFiles:
     """Digest of both files, which tells the adapter from all others."""
     weights_digest: bytes
     changes: Mapping[str, Change]
-    """By module of the model."""
+    """Changes by module of the model."""
     changes_items: bool
     """Whether embeddings of items depend on it."""
 

@@ -171,16 +171,16 @@ class Adapters(StepPart):
         digest = adapter["digest"]
         if digest not in self._slot_of:
             values = self._shelf.take(adapter)
-            slot = self._free.pop() if self._free else self._leave_slot()
+            if not self._free:
+                self._free.append(self._leave_slot())
             try:
-                self._weights.fill(slot, values)
+                self._weights.fill(self._free[-1], values)  # free until it is whole
             except torch.OutOfMemoryError as error:
-                self._free.append(slot)
                 raise RequestFailedError(
                     f"LoRA adapter {adapter['name']!r:.100} replaces whole modules, for which the device has no memory "
                     "left; lower gpu_memory_utilization"
                 ) from error
-            self._slot_of[digest] = slot
+            self._slot_of[digest] = self._free.pop()
         self._slot_of.move_to_end(digest)
 
     def _leave_slot(self) -> int:

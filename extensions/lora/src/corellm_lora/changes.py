@@ -35,7 +35,7 @@ class Change(NamedTuple):
     """Where in the file the tensors for a module are."""
 
     keys: Mapping[str, str]
-    """By part: `a` and `b` for the factors, `b_bias`, `magnitude`, `tokens`, or `own.` and the module's parameter."""
+    """Keys by part: `a` and `b` (factors), `b_bias`, `magnitude`, `tokens`, or `own.` and the module's parameter."""
     scale: float = 1.0
     """What the product of the factors is multiplied by."""
     token_ids: tuple[int, ...] = ()

@@ -15,7 +15,7 @@ from corellm_lora.adapter_files import Values
 from corellm_lora.changes import OWN
 
 Base = Callable[[Tensor], Tensor]
-"""From inputs `[num_rows, in_features]` to the outputs of a layer without an adapter."""
+"""Function from inputs `[num_rows, in_features]` to the outputs of a layer without an adapter."""
 _AT_ONCE = 256
 """Rows at once, where a layer's weight is found by what it makes of rows."""
 _LARGE = 2.0**12

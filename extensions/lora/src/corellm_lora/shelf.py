@@ -38,7 +38,7 @@ class Shelf:
         self._most = 1
         self._is_placed: Callable[[str], bool] = lambda digest: False
         self._kept: OrderedDict[str, Future[Read]] = OrderedDict()
-        """Those that were read and the one that is, the one that was needed last at the end."""
+        """Adapters that were read, and the one that is being read; the one that was needed last is at the end."""
         self._ahead: list[str] = []
         """Digests of those among them that no request has taken yet, beside as many as are kept."""
         self._reading: Future[Read] | None = None

@@ -30,7 +30,7 @@ class TableChange:
     tokens: Tensor | None = None
     """Tokens with an embedding of their own, in order."""
     embeddings: Tensor | None = None
-    """Their embeddings, in their order."""
+    """Embeddings of `tokens`, in the same order."""
     inward: Tensor | None = None
     """The first factor transposed, `[num_tokens, rank]`."""
     outward: Slots | None = None

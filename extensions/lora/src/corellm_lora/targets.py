@@ -77,7 +77,8 @@ class Targets:
             for name, module in self._others(outside)
             if tower_of(name) in towers
         }
-        model, output = self._linears.model, self._linears.outside.get(self.output)
+        table: Any = self.module(self.table) if self.table else None
+        output = self._linears.outside.get(self.output)
         return Terms(
             *self._most,
             dict(self._linears.sizes),
@@ -85,7 +86,7 @@ class Targets:
             {name: shapes for name, shapes in parameters.items() if shapes},
             tuple(name for name in outside if tower_of(name) in towers and self._never_runs(name)),
             {} if output is None else {self.output: output},
-            {self.table: tuple(model.get_submodule(self.table).weight.shape)} if self.table else {},  # type: ignore
+            {} if table is None else {self.table: tuple(table.weight.shape)},
             self._tied,
             self.table in self._ran,
         )

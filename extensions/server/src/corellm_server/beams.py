@@ -15,7 +15,7 @@ from corellm_server.requests.sampling import OF_BEAMS, CompletionFields
 
 _MOST_TOKENS = 2**31 - 1
 _MOST_BEAMS = MAX_LOGPROBS // 2
-"""With more, each beam would take the whole vocabulary's log-probabilities."""
+"""Most beams; with more, each would take the whole vocabulary's log-probabilities."""
 _NOTHING: tuple[object, ...] = (0, "", [], {})
 _WITHOUT_BEAMS: Mapping[str, tuple[object, ...]] = {
     **dict.fromkeys(("presence_penalty", "frequency_penalty", "logit_bias", "min_tokens", "min_p", "stop"), _NOTHING),

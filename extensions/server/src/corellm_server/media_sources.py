@@ -24,7 +24,7 @@ from corellm_server.tasks import all_results
 _LONGEST_NAME = 4096
 _MAX_FETCHED = 64 << 20
 _BYTES_OF_ENTRY = 512
-"""Of what is kept of a URL, beside its text and what it had."""
+"""Bytes that an entry costs beside its URL and content."""
 _NOT_FOLLOWED = os.O_NOFOLLOW | getattr(os, "O_PATH", os.O_NONBLOCK)  # opening a device may have effects of its own
 
 
@@ -48,7 +48,7 @@ class FetchedMedia:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes, self._num_bytes = max_bytes, 0
         self._contents: OrderedDict[tuple[str, str], bytes] = OrderedDict()
-        """By owner and URL."""
+        """Contents by owner and URL, the one that was used last at the end."""
 
     def get(self, owner: str, url: str) -> bytes | None:
         """What an owner's URL had; None if it is not there any more."""

@@ -25,7 +25,7 @@ from corellm_structured.vocabulary import AllowedTokens, Vocabulary
 _STUCK = "NoExtensionBias"
 """The library's word where the vocabulary has no token for what must follow: no bit is set."""
 MOST_SECONDS = 5.0
-"""Of a processor, for a whole sequence: others wait, and no check sees where a grammar becomes slow."""
+"""Processor time for a whole sequence: others wait, and no check sees where a grammar becomes slow."""
 SLOW_SECONDS = 0.001
 """What has taken as long is measured from then on; asking for the processor's time takes as long as a usual token. A
 single token has the limits of `grammars`."""

@@ -204,5 +204,7 @@ def _opened(file: str) -> sqlite3.Connection:
         raise ConfigError(f"{told} is another program's, or another version's; choose another file")
     if mode & 0o077:
         db.close()
-        raise ConfigError(f"{told}: its mode is {mode:o}, and conversations in it are nobody else's; chmod 600 it")
+        raise ConfigError(
+            f"{told}: other users can read it (mode {mode:o}), and it holds conversations; run chmod 600 on it"
+        )
     return db

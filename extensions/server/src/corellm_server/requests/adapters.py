@@ -17,7 +17,7 @@ class LoadAdapterRequest(Body):
     lora_name: Name
     """Name by which clients ask for it, as for a model."""
     lora_path: Annotated[str, Field(min_length=1, max_length=4096)]
-    """Its directory, from that of `--allow-runtime-lora-updating` on."""
+    """Directory of the adapter, below that of `--allow-runtime-lora-updating`."""
     load_inplace: bool = False
     """Take the place of an adapter of this name, for requests that come from now on."""
 
@@ -28,4 +28,4 @@ class UnloadAdapterRequest(Body):
     lora_name: Name
     """Name of an adapter."""
     lora_int_id: int | None = None
-    """Its number; not used."""
+    """Number of the adapter; not used."""

@@ -26,7 +26,7 @@ Includable = Literal[
     "web_search_call.action.sources",
     "web_search_call.results",
 ]
-"""As OpenAI's client names them."""
+"""Names that OpenAI's client has for what a response may include."""
 
 
 class TextConfig(Body):

@@ -129,8 +129,9 @@ class LLM(CoreLLM):
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Pool prompts, as arrays: `outputs.data`. Without a task the model's first one."""
         first = next(iter(self.engine.tasks), "embed")
+        call = super().encode  # raises where pooling is not installed
         asked = _asked(pooling_params, pooling_task or first, truncate_prompt_tokens)
-        return super().encode(
+        return call(
             each_taken(prompts),
             pooling_task=asked.task,
             dimensions=asked.dimensions,
@@ -151,8 +152,9 @@ class LLM(CoreLLM):
         on_error: OnError = "raise",
     ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
         """Embed prompts: `outputs.embedding`."""
+        call = super().embed  # raises where pooling is not installed
         asked = _asked(pooling_params, "embed", truncate_prompt_tokens)
-        return super().embed(
+        return call(
             each_taken(prompts),
             dimensions=asked.dimensions,
             normalize=asked.use_activation,
@@ -172,8 +174,9 @@ class LLM(CoreLLM):
         on_error: OnError = "raise",
     ) -> list[PoolingRequestOutput[ClassificationOutput]]:
         """Classify prompts: `outputs.probs`."""
+        call = super().classify  # raises where pooling is not installed
         asked = _asked(pooling_params, "classify", truncate_prompt_tokens)
-        return super().classify(
+        return call(
             each_taken(prompts),
             use_activation=asked.use_activation,
             truncate_prompt_tokens=asked.truncate_prompt_tokens,
@@ -192,8 +195,9 @@ class LLM(CoreLLM):
         on_error: OnError = "raise",
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Reward prompts: `outputs.data`."""
+        call = super().reward  # raises where pooling is not installed
         asked = _asked(pooling_params, "reward", truncate_prompt_tokens)
-        return super().reward(
+        return call(
             each_taken(prompts),
             truncate_prompt_tokens=asked.truncate_prompt_tokens,
             use_tqdm=use_tqdm,
@@ -214,8 +218,9 @@ class LLM(CoreLLM):
         on_error: OnError = "raise",
     ) -> list[PoolingRequestOutput[ScoringOutput]]:
         """Score pairs of a query and a document: `outputs.score`; `template` has `{query}` and `{document}`."""
+        call = super().score  # raises where pooling is not installed
         asked = _asked(pooling_params, "score", truncate_prompt_tokens)
-        return super().score(
+        return call(
             each_taken(data_1),
             each_taken(data_2),
             template=template,
