@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 if TYPE_CHECKING:
-    from corellm import LLM, SamplingParams
+    pass
 
 
 @pytest.fixture(scope="session")
@@ -35,17 +35,6 @@ def make_llava(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 def tiny_llava(make_llava: Callable[..., Path]) -> Path:
     """The plainest tiny LLaVA."""
     return make_llava()
-
-
-def generate_together(llm: LLM, prompts: Sequence[Any], params: Sequence[SamplingParams]) -> list[Sequence[int]]:
-    """Return the tokens of requests that are all there before the first step, so that batches are the same each time.
-
-    In `LLM.generate` images are prepared while earlier requests run.
-    """
-    for number, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
-        llm.engine.add_request(str(number), prompt, one)
-    found = {o.request_id: o for _ in iter(llm.engine.has_unfinished_requests, False) for o in llm.engine.step()}
-    return [found[str(number)].outputs[0].token_ids for number in range(len(prompts))]
 
 
 def random_image(width: int, height: int, seed: int) -> Image.Image:

@@ -21,6 +21,7 @@ from corellm.sampling.extensions import SamplingExtensions
 from corellm.sampling_params import ConstraintParams
 from corellm.worker.decode_graphs import DecodeGraphs
 from corellm.worker.model_runner import ModelRunner
+from corellm_testing.together import generate_together
 from tests.fixtures import random_image
 from tests.sampling import automaton as extension
 from tests.sampling.automaton import allowed, automata, automaton
@@ -123,10 +124,9 @@ def test_results_do_not_depend_on_preemptions_and_chunks(
     preemption_mode: str, tiny_llava: Path, alone: list[Any]
 ) -> None:
     """The requests that came last, all of them with constraints, are preempted: those are made again."""
-    prompts, params = zip(*REQUESTS, strict=True)
     scarce = {"num_kv_blocks": 24, "max_num_batched_tokens": 24, "preemption_mode": preemption_mode}
     with LLM(str(tiny_llava), **OPTIONS, **scarce) as llm:
-        assert told(llm.generate(list(prompts), list(params), use_tqdm=False)) == alone
+        assert told(generate_together(llm, *zip(*REQUESTS, strict=True))) == alone
         assert llm.engine.scheduler.get_stats().num_preemptions > 2
 
 

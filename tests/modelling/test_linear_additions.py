@@ -28,6 +28,7 @@ from corellm.errors import (
 from corellm.loading.dummy_steps import capture_graphs
 from corellm.loading.packed_linear import PackedLinear
 from corellm.modelling.linear_additions import AddedLinear, LinearAdditions
+from corellm.outputs import RequestOutput
 from corellm.plugin.extensions import load_extensions
 from corellm.quantization import Int8Linear
 from corellm.scheduling.batch import ScheduledBatch
@@ -40,6 +41,7 @@ from corellm_kernels.fusion.mlp import FusedGatedMLP
 from corellm_kernels.gpu.kernel_set import GPU_KERNELS
 from corellm_testing.reference import Continuation, generate_one
 from corellm_testing.tiny_text import make_tiny_checkpoint
+from corellm_testing.together import generate_together
 from tests.modelling.low_rank import AdapterKey, Factors, LowRank, Products, make_factors
 from tests.modelling.other_key import OtherKey
 from tests.text_models.parity import PROMPTS
@@ -126,10 +128,10 @@ def prompt_of(prompt: str, adapter: str | None) -> dict[str, Any]:
     return {"prompt": prompt, "adapter": adapter}
 
 
-def generate(llm: LLM, requests: list[tuple[str, str | None]]) -> list[Any]:
+def generate(llm: LLM, requests: list[tuple[str, str | None]]) -> list[RequestOutput]:
     """Outputs of requests that run together."""
     params = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True, logprobs=0)  # steps can run ahead
-    return list(llm.generate([prompt_of(*request) for request in requests], params, use_tqdm=False))
+    return generate_together(llm, [prompt_of(*request) for request in requests], [params] * len(requests))
 
 
 def numbers_of(output: Any) -> tuple[list[int], list[float]]:

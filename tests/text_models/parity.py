@@ -12,6 +12,7 @@ import transformers
 
 from corellm import LLM, SamplingParams
 from corellm_testing.reference import Continuation, generate_one
+from corellm_testing.together import generate_together
 
 _BEGINNING = "Look with care, one two three four five six seven eight nine ten. "
 PROMPTS = [
@@ -38,7 +39,7 @@ class Model:
     def require_equal(self, llm: LLM) -> list[Any]:
         """Generate all prompts together, and compare."""
         params = [SamplingParams(temperature=0, max_tokens=n, min_tokens=n, logprobs=0) for n in LENGTHS]
-        outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+        outputs = generate_together(llm, PROMPTS, params)
         for output, want in zip(outputs, self.wanted, strict=True):
             (completion,) = output.outputs
             assert completion.logprobs is not None
@@ -46,7 +47,7 @@ class Model:
             assert completion.token_ids == want.token_ids
             logprobs = [step[t].logprob for step, t in zip(completion.logprobs, completion.token_ids, strict=True)]
             assert logprobs == pytest.approx(want.logprobs, abs=1e-4)
-        return list(outputs)
+        return outputs
 
 
 def generated(architecture: str, path: Path, *, with_sinks: bool = True) -> list[Continuation]:

@@ -18,7 +18,8 @@ from corellm.attention.graph import NotCapturable
 from corellm.loading.dummy_steps import capture_graphs
 from corellm.worker.decode_graphs import DecodeGraphs, StaticInputs, graph_sizes, plan_sizes_for_cpu, sizes_at_load
 from corellm.worker.input_batch import FlatBatch
-from tests.fixtures import generate_together, random_image
+from corellm_testing.together import generate_together
+from tests.fixtures import random_image
 from tests.sampling.automaton import automata, automaton
 from tests.worker.replayed_graph import ReplayedGraph
 from tests.worker.tensor_attention import TensorAttention
@@ -80,14 +81,14 @@ def test_greedy_tokens_are_those_of_eager_steps(
     prompts += ["Hello", "What is the capital of France, and why? " * 4, "One more"]
     params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (3, 20, 9, 14, 6, 17)]
     with LLM(str(checkpoints[family]), dtype="float32", max_model_len=256, num_kv_blocks=128) as eager:
-        wanted = generate_together(eager, prompts, params)
+        wanted = [o.outputs[0].token_ids for o in generate_together(eager, prompts, params)]
     llm = captured(checkpoints[family], position_rows)
     sizes: list[int] = []
     fill = StaticInputs.fill
     monkeypatch.setattr(
         StaticInputs, "fill", lambda self, batch, size, *rest: (sizes.append(size), fill(self, batch, size, *rest))[1]
     )
-    assert generate_together(llm, prompts, params) == wanted
+    assert [o.outputs[0].token_ids for o in generate_together(llm, prompts, params)] == wanted
     assert set(sizes) == {1, 2, 4, 6}
 
 

@@ -26,6 +26,7 @@ from corellm.worker.model_runner import ModelRunner
 from corellm.worker.parts.proposals import proposals_of
 from corellm.worker.parts.step_part import StepPart
 from corellm_testing.tiny_text import make_tiny_checkpoint
+from corellm_testing.together import generate_together
 from tests.fixtures import random_image
 from tests.sampling.automaton import automata, automaton
 from tests.text_models.stateful import MAIN
@@ -129,7 +130,7 @@ def test_drafts_change_no_output(tiny_llava: Path, kind: str, monkeypatch: pytes
     options = {"dtype": "float32", "num_kv_blocks": 200, "max_model_len": 200, "max_num_seqs": 6, **given}
     with automata():
         with LLM(str(tiny_llava), **options) as llm:
-            wanted = llm.generate(*load(), use_tqdm=False)
+            wanted = generate_together(llm, *load())
             assert options["num_kv_blocks"] > 20 or llm.engine.scheduler.get_stats().num_preemptions > 0
         with guessing({}) as silent, LLM(str(tiny_llava), **options) as llm:
             llm.generate(*load(), use_tqdm=False)

@@ -26,8 +26,9 @@ from corellm.sampling.sampling_state import SamplingState
 from corellm.scheduling.batch import NewSequence
 from corellm_decoding import BatchedLogitsProcessor, SequenceTokens
 from corellm_decoding.processing import Processing
+from corellm_testing.together import generate_together
 from extensions.decoding.tests.extension import Processors
-from tests.fixtures import generate_together, random_image
+from tests.fixtures import random_image
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "max_model_len": 160, "block_size": 8}
 TEXT = "Look with care, one two three four five six seven. "
@@ -138,15 +139,13 @@ def test_outputs_are_as_processed(llm: LLM, alone: list[Any]) -> None:
 def test_results_do_not_depend_on_the_batch(llm: LLM, alone: list[Any]) -> None:
     """Nor do those of neighbours without a processor; rows with the same object are given at once."""
     RISING.sizes.clear()
-    prompts, params = zip(*REQUESTS, strict=True)
-    assert told(llm.generate(list(prompts), list(params), use_tqdm=False)) == alone
+    assert told(generate_together(llm, *zip(*REQUESTS, strict=True))) == alone
     assert max(RISING.sizes) == 2
 
 
 def test_results_do_not_depend_on_chunks_and_preemptions(tiny_llava: Path, alone: list[Any]) -> None:
-    prompts, params = zip(*REQUESTS, strict=True)
     with LLM(str(tiny_llava), **OPTIONS | {"max_model_len": 100}, num_kv_blocks=16, max_num_batched_tokens=16) as llm:
-        assert told(llm.generate(list(prompts), list(params), use_tqdm=False)) == alone
+        assert told(generate_together(llm, *zip(*REQUESTS, strict=True))) == alone
         assert llm.engine.scheduler.get_stats().num_preemptions > 0
 
 
@@ -155,8 +154,8 @@ def test_neighbours_in_bfloat16(tiny_llava: Path) -> None:
     plain = [SamplingParams(**HERE, temperature=1.0, seed=seed) for seed in range(6)]
     changed = SamplingParams(**HERE, temperature=0, logits_processors=[away])
     with LLM(str(tiny_llava), **OPTIONS | {"dtype": "bfloat16"}) as llm:
-        want = generate_together(llm, [TEXT] * 6, plain)
-        assert generate_together(llm, [TEXT] * 7, [*plain, changed])[:6] == want
+        want = told(generate_together(llm, [TEXT] * 6, plain))
+        assert told(generate_together(llm, [TEXT] * 7, [*plain, changed]))[:6] == want
 
 
 def test_a_processor_that_fails_ends_its_request_alone(llm: LLM, alone: list[Any]) -> None:

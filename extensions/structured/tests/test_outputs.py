@@ -18,6 +18,7 @@ from corellm.engine.process.client import ProcessLLM
 from corellm.errors import InvalidParameterError
 from corellm.sampling.constraint import num_words
 from corellm_structured.constraint import StructuredConstraints
+from corellm_testing.together import generate_together
 from tests.fixtures import random_image
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "max_model_len": 200, "block_size": 8}
@@ -129,7 +130,7 @@ def test_results_do_not_depend_on_the_batch_and_neighbours_are_untouched(llm: LL
 
 def test_results_do_not_depend_on_chunks_and_preemptions(tiny_llava: Path, alone: list[Any]) -> None:
     with LLM(str(tiny_llava), **OPTIONS, num_kv_blocks=26, max_num_batched_tokens=16, max_num_seqs=12) as llm:
-        assert told(generate(llm, REQUESTS)) == alone
+        assert told(generate_together(llm, *zip(*REQUESTS, strict=True))) == alone
         assert llm.engine.scheduler.get_stats().num_preemptions > 2
 
 

@@ -19,6 +19,7 @@ from corellm import LLM, ReasoningParams, SamplingParams, StructuredOutputsParam
 from corellm.errors import InvalidParameterError
 from corellm.sampling.constraint import Constraint, num_words
 from corellm_structured.constraint import StructuredConstraints
+from corellm_testing.together import generate_together
 
 FORM = r"[0-9]{1,2}(,[0-9])?"
 MARKERS = ("<think>", "</think>")
@@ -178,7 +179,7 @@ def test_outputs_of_a_model(llm: LLM, tiny_llava: Path) -> None:
     assert len({output.outputs[0].text for output in together}) == 9
     alone = [llm.generate(*one, use_tqdm=False)[0] for one in zip(prompts, params, strict=True)]
     with LLM(str(tiny_llava), dtype="float32", max_model_len=200, block_size=8, num_kv_blocks=26) as small:
-        preempted = small.generate(prompts, params, use_tqdm=False)
+        preempted = generate_together(small, prompts, params)
         assert small.engine.scheduler.get_stats().num_preemptions > 0
     for outputs in (alone, preempted):
         assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in together]

@@ -22,7 +22,8 @@ from corellm_kernels.cpu.linear import PackedLinear
 from corellm_kernels.cpu.memory import PlanMemory
 from corellm_kernels.cpu.norms import rms_norm
 from corellm_kernels.cpu.plan import RecordedPlan
-from tests.fixtures import generate_together, random_image
+from corellm_testing.together import generate_together
+from tests.fixtures import random_image
 
 
 def test_a_replay_is_the_step_on_the_memory_as_it_is_now() -> None:
@@ -186,7 +187,7 @@ def test_planned_steps_give_the_tokens_of_eager_ones(
         sizes.clear()
         monkeypatch.setattr(decode_graphs, "_CAPTURE_COST", cost)
         with LLM(str(checkpoints[family]), enforce_eager=eager, **options) as llm:
-            outputs.append(generate_together(llm, prompts, params))
+            outputs.append([o.outputs[0].token_ids for o in generate_together(llm, prompts, params)])
             assert (llm.engine.runner.graphs is None) == eager
         assert eager or (set(sizes) >= {1, 2, 3, 4, 5}) == (cost == 0)
     assert outputs[0] == outputs[1] == outputs[2]

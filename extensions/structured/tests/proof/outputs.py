@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from corellm import LLM, AsyncLLM
 from corellm_llava.tiny import make_tiny_checkpoint
+from corellm_testing.together import generate_together
 from extensions.server.tests.conftest import MODEL, serving
 from extensions.structured.tests.proof.sampling import Sample, problem, samples
 
@@ -68,7 +69,7 @@ def _in_batches(llm: LLM, asked: Sequence[Sample], bar: Any) -> list[Told]:
 
 def _generated(llm: LLM, asked: Sequence[Sample]) -> list[Told]:
     prompts, params = [sample.prompt for sample in asked], [sample.params for sample in asked]
-    outputs = [one.outputs[0] for one in llm.generate(prompts, params, use_tqdm=False)]
+    outputs = [one.outputs[0] for one in generate_together(llm, prompts, params)]
     return [(one.token_ids, one.text, one.finish_reason, one.logprobs) for one in outputs]
 
 

@@ -18,6 +18,7 @@ from corellm_testing.quick import is_quick, slow
 from corellm_testing.reference import Continuation
 from corellm_testing.rules import ContractBroken, guilty_hook
 from corellm_testing.subject import Part, Subject
+from corellm_testing.together import generate_together
 
 QUESTIONS = (
     "What shape is in the picture?",
@@ -148,7 +149,7 @@ class GreedyRules(SameOutputRules):
             self.expecting("all requests are served"),
             LLM(str(subject.checkpoint), dtype="float32", **engine_args) as llm,
         ):
-            outputs = llm.generate([c.prompt for c in cases], [c.params for c in cases], use_tqdm=False)
+            outputs = generate_together(llm, [c.prompt for c in cases], [c.params for c in cases])
             blocks = llm.engine.scheduler.blocks
             blocks.check_integrity()
             self.shares_prefixes = blocks.enable_prefix_caching
