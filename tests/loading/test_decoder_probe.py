@@ -241,6 +241,19 @@ def test_layers_that_forget_generated_tokens_are_refused(tmp_path: Path) -> None
         probed()
 
 
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 4), (4, 3)])
+def test_heads_that_are_no_multiple_of_key_value_heads_are_refused(heads: int, kv_heads: int, tmp_path: Path) -> None:
+    """Kernels divide the one by the other."""
+    register_attention()
+    given = TEXT | {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    config = LoadConfig(tmp_path, torch.float32, torch.device("cpu"), "corellm_paged", load_format="dummy")
+    model: Any = load_transformers_model(transformers.LlamaForCausalLM, transformers.LlamaConfig(**given), config)
+    with pytest.raises(CheckpointError, match=f"{heads} attention heads for {kv_heads} key/value heads"):
+        probe_decoder(
+            model.get_decoder(), WIDTH, torch.float32, torch.device("cpu"), max_len=64, softcaps=True, sinks=True
+        )
+
+
 def test_a_model_that_cannot_be_run_so_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     """One that fails; one that takes no types of tokens is not run."""
 

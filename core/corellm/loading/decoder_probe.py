@@ -151,6 +151,9 @@ class DecoderProbe:
             self.refuse(
                 "attends to other tokens than its own (cross attention), as only encoder-decoders may in corellm"
             )
+        heads, kv_heads = query.shape[1], key.shape[1]
+        if heads % kv_heads:
+            self.refuse(f"has {heads} attention heads for {kv_heads} key/value heads, not a multiple of them")
         self._rows += [query, key, value]
         shares = next((layer for layer, keys in self._keys_of.items() if keys is key), None)
         self._keys_of[index] = key
