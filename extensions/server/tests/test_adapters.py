@@ -235,7 +235,7 @@ def test_a_server_that_cannot_have_them(llm: Any, adapters: dict[str, Path], tmp
     for given, error, says in (
         (["first"], ConfigError, "like name=directory"),
         ([f"{MODEL}=x"], ConfigError, "another model"),
-        ([f"a={tmp_path}", f"a={tmp_path}"], InvalidParameterError, "enable_lora=True"),
+        ([f"a={tmp_path}", f"b={tmp_path}"], InvalidParameterError, "enable_lora=True"),
     ):
         with pytest.raises(error, match=says), serving(llm, lora_modules=given):
             pass

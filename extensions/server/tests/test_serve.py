@@ -77,6 +77,11 @@ def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
         (["demo", "--max-queue", "0"], "max_queue"),
         (["demo", "--enable-lora", "--lora-modules", "sql"], "lora_modules .*name=directory, got 'sql'"),
         (["demo", "--lora-modules", "sql=x"], "lora_modules needs enable_lora"),
+        (
+            ["demo", "--enable-lora", "--lora-modules", "a=x", "--lora-modules", "a=y"],
+            "'a' is the name of another model",
+        ),
+        (["demo", "--enable-lora", "--served-model-name", "a", "--lora-modules", "a=x"], "'a' is the name of another"),
         (["demo", "--allow-runtime-lora-updating", "."], "allow_runtime_lora_updating needs enable_lora"),
         (["demo", "--enable-lora", "--allow-runtime-lora-updating", "x"], "there is no directory 'x'"),
         (["demo", "--max-logprobs", "-1"], "max_logprobs .* large number"),

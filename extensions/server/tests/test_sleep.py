@@ -130,8 +130,15 @@ def test_a_level_in_a_body_is_told(server: Running) -> None:
 
 def test_it_is_off_unless_it_is_allowed(running: Running, llm: Any, checkpoints: Path) -> None:
     """Each by an option of its own; with keys, only for those who have one."""
-    for path in ("/sleep", "/wake_up", "/update_weights?directory=x"):
-        assert running.post(path).status_code == 404
+    for path, option in (
+        ("/sleep", "--enable-sleep-mode"),
+        ("/wake_up", "--enable-sleep-mode"),
+        ("/update_weights?directory=x", "--allowed-weights-path"),
+        ("/v1/load_lora_adapter", "--allow-runtime-lora-updating"),
+    ):
+        response = running.post(path)
+        assert response.status_code == 404
+        assert option in response.json()["error"]["message"]
     assert running.get("/is_sleeping").status_code == 404
     with serving(llm, enable_sleep_mode=True, api_key=["secret"]) as guarded:
         key = {"Authorization": "Bearer secret"}

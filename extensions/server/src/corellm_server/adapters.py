@@ -46,7 +46,7 @@ class ServedAdapters:
         self._number, self._one_at_a_time = 0, threading.Lock()
         for one in given:
             name, _, path = one.partition("=")
-            if name in self._taken or name in self._served:
+            if name in self._taken:
                 raise ConfigError(f"lora_modules: {name!r:.100} is the name of another model here; choose another one")
             self._served[name] = self._checked(name, path)
 

@@ -32,6 +32,14 @@ FORM_ROUTES = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
 """Routes whose bodies are forms with a file; all others are JSON."""
 BODYLESS_ROUTES = frozenset({"/v1/responses/{response_id}/cancel", "/sleep", "/wake_up", "/update_weights"})
 """Routes of POST that have no body; one that comes is not read."""
+_ALLOWED_BY = {
+    **dict.fromkeys(("/sleep", "/wake_up", "/is_sleeping"), "--enable-sleep-mode"),
+    "/update_weights": "--allowed-weights-path DIRECTORY",
+    **dict.fromkeys(
+        ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), "--enable-lora --allow-runtime-lora-updating DIRECTORY"
+    ),
+}
+"""Routes that are there with an option of `corellm serve` alone."""
 _LARGE_BYTES = 4 << 20
 """Size from which on a request's memory goes back to the system, once it and all others of this size have ended."""
 
@@ -124,6 +132,8 @@ class Gate:
         hint = f"did you mean /v1{path}? A client's base URL ends in /v1" if f"/v1{path}" in known else ""
         if path.startswith("/v1/v1/") and path[3:] in known:
             hint = f"did you mean {path[3:]}? Anthropic's client adds /v1 to its base URL"
+        if path in _ALLOWED_BY:
+            hint = f"it comes with {_ALLOWED_BY[path]}"
         raise ApiError(
             404, f"there is no {path!r:.100} here; {hint or 'the URLs are in /openapi.json'}", code="unknown_url"
         )

@@ -124,9 +124,13 @@ class ServerOptions:
         for place in ("{query}", "{document}"):
             if self.score_template is not None and str(self.score_template).count(place) != 1:
                 raise ConfigError(f"score_template must have {place} once, got {self.score_template!r:.100}")
+        names = {*self.served_model_name}
         for one in self.lora_modules:
             if not re.fullmatch(r"[^=]+=.+", one):
                 raise ConfigError(f"lora_modules must be like name=directory, got {one!r:.200}")
+            if (name := one.partition("=")[0]) in names:
+                raise ConfigError(f"lora_modules: {name!r:.100} is the name of another model here; choose another one")
+            names.add(name)
         check_number("port", self.port, 0, 65535, whole=True)
         if self.max_window_size is not None:
             check_number("max_window_size", self.max_window_size, 1, 1 << 40, whole=True)
