@@ -44,7 +44,7 @@ async def collect(llm: AsyncLLM, prompt: Any, params: SamplingParams = GREEDY) -
 async def free_blocks(llm: AsyncLLM) -> tuple[int, int]:
     """Free and all blocks, once the engine is idle."""
     while True:
-        running, free, capacity = await llm._in_engine(
+        running, free, capacity = await llm.in_engine(
             lambda e: (e.has_unfinished_requests(), e.scheduler.blocks.num_free_blocks, e.scheduler.blocks.capacity)
         )
         if not running:
@@ -365,7 +365,7 @@ def test_a_closed_loop_ends_its_requests(llm: AsyncLLM) -> None:
     for wanted in (params, GREEDY):
         leave(wanted)
         deadline = time.monotonic() + 600
-        while asyncio.run(llm._in_engine(lambda engine: engine.has_unfinished_requests())):
+        while asyncio.run(llm.in_engine(lambda engine: engine.has_unfinished_requests())):
             assert time.monotonic() < deadline, "a request without a reader runs on"
         asyncio.run(ask_again())
     assert not llm._streams
@@ -373,7 +373,8 @@ def test_a_closed_loop_ends_its_requests(llm: AsyncLLM) -> None:
 
 def test_a_template_that_does_not_end_costs_one_request(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused, other text is completed after it, and the engine closes."""
-    renderer = llm.engine._templates
+    (defaults, *_) = llm.engine.input_processor.mm_processor.hooks.make_context.get_hookimpls()
+    renderer = defaults.plugin._chat._templates
     monkeypatch.setattr(renderer, "_seconds", 1.0)
     loops = "".join("{% for _ in range(99999) %}" for _ in range(9)) + "".join("{% endfor %}" for _ in range(9))
     messages = [{"role": "user", "content": "Hello"}]
@@ -420,7 +421,7 @@ def test_requests_wait_while_it_sleeps(llm: AsyncLLM, level: int) -> None:
         assert await llm.is_sleeping()
         later = asyncio.ensure_future(collect(llm, make_image(2), whole))
         aborted = asyncio.ensure_future(anext(llm.generate("USER: a ASSISTANT:", whole, "other")))
-        while await llm._in_engine(lambda engine: engine.scheduler.num_waiting) < 3:
+        while await llm.in_engine(lambda engine: engine.scheduler.num_waiting) < 3:
             await asyncio.sleep(0.01)
         for _ in range(60_000):  # it may still be taking what was asked
             if llm.seconds_silent:

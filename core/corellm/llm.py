@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from corellm.engine.at_exit import stop_at_exit
 from corellm.engine.llm_engine import LLMEngine
 from corellm.engine.maintenance import Maintenance
-from corellm.engine.sleeping import require_awake
 from corellm.errors import (
     ConfigError,
     CorellmError,
@@ -141,8 +140,8 @@ class LLM(Maintenance, NotPicklable):
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.engine.shutdown()
 
-    def _in_engine(self, function: Callable[[LLMEngine], _Result]) -> _Result:
-        """Run a call that has the engine to itself: calls of other threads wait.
+    def in_engine(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Call a function with the engine, and further arguments: it has the engine to itself, and other threads wait.
 
         `with` takes the lock, because an interrupt cannot come between taking and guarding it there.
 
@@ -159,7 +158,7 @@ class LLM(Maintenance, NotPicklable):
             self._caller = threading.get_ident()
             try:
                 self._check_open()
-                return function(self.engine)
+                return function(self.engine, *arguments)
             finally:
                 self._caller = 0  # or this thread would seem to be within the call of another one that takes the lock
                 if self._closed:
@@ -344,7 +343,7 @@ class LLM(Maintenance, NotPicklable):
                 f"use_tqdm must be True, False or a function that makes a progress bar, got {use_tqdm!r:.100}",
                 param="use_tqdm",
             )
-        return self.run_ended(self._in_engine(lambda _: self._complete(prepare, params, use_tqdm)), on_error)
+        return self.run_ended(self.in_engine(lambda _: self._complete(prepare, params, use_tqdm)), on_error)
 
     def run_ended(self, ordered: list[Any], on_error: OnError) -> list[Any]:
         """Return the outputs of a call; or raise the first one's error, as `on_error` says."""
@@ -366,7 +365,7 @@ class LLM(Maintenance, NotPicklable):
         use_tqdm: bool | Callable[..., Any],
     ) -> list[RequestOutput]:
         """Complete prompts while holding `_turn`. An interrupt aborts all of them."""
-        require_awake(self.engine)
+        self.engine.require_awake()
         ids = [f"offline-{next(self._ids)}" for _ in prepare]
         outputs: dict[str, RequestOutput] = {}
         try:

@@ -313,6 +313,19 @@ print("differ:", outputs[0].outputs[0].token_ids != outputs[1].outputs[0].token_
 """
 
 
+TRAINING = """
+from corellm import LLM, SamplingParams
+
+llm = LLM("demo")
+params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+before = llm.generate("A", params)[0].outputs[0].token_ids
+llm.sleep(2)
+llm.wake_up()
+llm.update_weights(llm.engine.located.path)
+print("same:", llm.generate("A", params)[0].outputs[0].token_ids == before)
+"""
+
+
 def check_testing(work: Path, wheels: Wheels) -> None:
     """Check the tools of authors with the core alone: they start; the contract of a plugin is checked with each."""
     environment = installed(work / "testing", ["corellm-testing"], wheels)
@@ -355,6 +368,7 @@ EXTENSIONS = {
     "corellm-speculative": Script("speculative", DRAFTS, "tokens: "),
     "corellm-structured": Script("structured", STRUCTURED, "one of both: "),
     "corellm-testing": check_testing,
+    "corellm-training": Script("training", TRAINING, "same: True"),
     "corellm-vllm": check_vllm,
 }
 """The check of each extension, from its wheel."""

@@ -235,7 +235,8 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
                 stream.is_aborted = True  # it may not have reached the engine yet
                 self._inbox.put(partial(self.engine.abort_request, name))
 
-    async def _in_engine(self, function: Callable[[LLMEngine], _Result]) -> _Result:
+    async def in_engine(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Call a function with the engine, and further arguments, in its thread between two steps."""
         check_process()
         future: Future[_Result] = Future()
 
@@ -243,7 +244,7 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
             if not future.set_running_or_notify_cancel():
                 return  # cancelled
             try:
-                result = function(self.engine)
+                result = function(self.engine, *arguments)
             except Exception as error:
                 future.set_exception(error)
             else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,6 +18,13 @@ if TYPE_CHECKING:  # of an extension, which may not be installed
 
 class EngineClient(Protocol):
     """A loaded model that serves many coroutines at once; methods are documented at `AsyncLLM`."""
+
+    # what extensions bring, each an `AbsentMethodError` where none does
+    beam_search: Callable[..., Awaitable[RequestOutput]]
+    sleep: Callable[..., Awaitable[None]]
+    wake_up: Callable[..., Awaitable[None]]
+    is_sleeping: Callable[[], Awaitable[bool]]
+    update_weights: Callable[..., Awaitable[None]]
 
     @property
     def dead(self) -> EngineDeadError | None:
@@ -48,14 +54,6 @@ class EngineClient(Protocol):
     def labels(self) -> Mapping[int, str]:
         """Names of the model's classes by number, as its configuration states them."""
 
-    @property
-    def beam_search(self) -> Callable[..., Awaitable[RequestOutput]]:
-        """What an extension brings to search for the most likely outputs of a prompt.
-
-        Raises:
-            AbsentMethodError: none does.
-        """
-
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of requests without any."""
 
@@ -77,15 +75,3 @@ class EngineClient(Protocol):
 
     async def get_metrics(self) -> Sequence[Metric]:
         """The engine's metrics; waits until the step in flight is done."""
-
-    async def sleep(self, level: int = 1) -> None:
-        """Give back memory until `wake_up`; requests wait."""
-
-    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """End `sleep`."""
-
-    async def is_sleeping(self) -> bool:
-        """Whether the model sleeps."""
-
-    async def update_weights(self, weights: str | os.PathLike[str]) -> None:
-        """Give the model weights of a directory."""

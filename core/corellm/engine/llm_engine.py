@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from corellm.config import EngineConfig
 from corellm.engine import maintenance
 from corellm.engine.atomic import atomic
-from corellm.errors import ConfigError, CorellmError, EngineDeadError, InvalidParameterError
+from corellm.errors import ConfigError, CorellmError, EngineDeadError, InvalidParameterError, RequestError
 from corellm.frontend.input_processor import ProcessedPrompt, with_request_id
 from corellm.frontend.output_processor import OutputProcessor
 from corellm.loading.locating import LocatedModel, locate
@@ -29,7 +29,6 @@ from corellm.system.process import collector_paused, set_up_threads
 from corellm.worker.trace import Trace
 
 if TYPE_CHECKING:  # both import torch
-    from corellm.engine.sleeping import Sleeper
     from corellm.worker.model_runner import ModelRunner
     from corellm.worker.step_in_flight import StepInFlight
 
@@ -85,11 +84,10 @@ class LLMEngine(NotPicklable):
         self.executor = model.executor
         self._runner: ModelRunner | None = model.runner
         self._is_healthy = is_healthy
-        self._templates = model.templates
+        self.closing = model.closing
+        """What is closed with the engine."""
         self.located, self.places, self.capture = located, model.places, model.capture
-        """The checkpoint; where its weights are, and what captures graphs: for `sleeping`."""
-        self.sleeper: Sleeper | None = None
-        """What `sleeping` made, where the engine slept or got other weights."""
+        """The checkpoint; where its weights are, and what captures graphs, for who reads them anew."""
         self.eos_token_ids = model.eos_token_ids
         """Tokens that end outputs, unless a request ignores them."""
         self._default_params = located.sampling
@@ -264,8 +262,17 @@ class LLMEngine(NotPicklable):
 
     @property
     def is_sleeping(self) -> bool:
-        """Whether memory is set aside, and requests wait."""
-        return self.sleeper is not None and self.sleeper.is_asleep
+        """Whether no request may run, as memory is set aside. Steps still return outputs, as of aborted requests."""
+        return self.scheduler.max_num_seqs == 0
+
+    def require_awake(self) -> None:
+        """Refuse what needs the model's memory.
+
+        Raises:
+            RequestError: the model sleeps.
+        """
+        if self.is_sleeping:
+            raise RequestError("the model sleeps; call wake_up() first")
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has something to compute or outputs to return."""
@@ -349,12 +356,8 @@ class LLMEngine(NotPicklable):
         try:
             maintenance.end_trace(self)
         finally:
-            self.executor.shutdown(wait=False, cancel_futures=True)
-            self._templates.close()
-            self.input_processor.close()
-            if self.sleeper is not None:
-                self.sleeper.close()
-            self._runner = self._ahead = self.sleeper = self.capture = None
+            self.closing.close()
+            self._runner = self._ahead = self.capture = None
             self.places = {}
             release_memory()
 

@@ -75,7 +75,6 @@ from corellm.scheduling.scheduler import Scheduler
 from corellm.system.devices import keep_float32, on_device
 from corellm.system.memory import DeviceMemory
 from corellm.system.process import usable_cpus
-from corellm.templates.renderer import TemplateRenderer
 from corellm.transformers_releases import warn_if_untested
 from corellm.worker.decode_graphs import graph_sizes, plan_sizes_for_cpu, sizes_at_load
 from corellm.worker.graphs import CudaGraph
@@ -97,7 +96,8 @@ class LoadedModel:
     executor: ThreadPoolExecutor
     eos_token_ids: frozenset[int]
     max_model_len: int
-    templates: TemplateRenderer
+    closing: ExitStack = field(default_factory=ExitStack)
+    """What is closed with the engine."""
     places: Mapping[str, WeightPlace] = field(default_factory=dict)
     """Where the weights are; none where more than the model itself is made of a checkpoint's weights."""
     capture: Callable[[], None] | None = None
@@ -124,7 +124,8 @@ def load(config: EngineConfig, located: LocatedModel, *, check_encoders: bool = 
             model = opened.use.load(config, opened, on_failure) or _load(config, opened, on_failure)
             if check_encoders:
                 model.runner.encoders.check(model.input_processor.mm_processor.profile.features)
-        on_failure.pop_all()
+        on_failure.callback(model.input_processor.close)
+        model.closing = on_failure.pop_all()
         return model
 
 
@@ -193,7 +194,6 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
         executor=executor,
         eos_token_ids=_eos_token_ids(weights.model, context),
         max_model_len=sizes.max_model_len,
-        templates=opened.templates,
         places=weights.places if weights.make_runner is None else {},
         capture=capture if runner.device.type == "cuda" else None,
     )

@@ -27,7 +27,11 @@ class CallOfExtension:
         for _, calls in call_extensions("offer_calls", lambda calls: True, llm=llm):
             if hasattr(calls, self._name):
                 return getattr(calls, self._name)
-        raise AbsentMethodError(
+        raise self.absent()
+
+    def absent(self) -> AbsentMethodError:
+        """Return the error where no extension brings the method."""
+        return AbsentMethodError(
             f"LLM.{self._name} comes with corellm-{self._folder}; from a checkout: pip install "
             f"./extensions/{self._folder}"
         )

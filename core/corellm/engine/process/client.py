@@ -6,23 +6,21 @@ Knows event loops and threads; the process and the messages are `remote_engine`'
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from corellm.config import EngineConfig
 from corellm.engine.async_llm import AsyncLLM
-from corellm.engine.metrics import Counter, Gauge, Metric, Vector
-from corellm.engine.process.messages import MaintenanceMethod
+from corellm.engine.metrics import Metric
+from corellm.engine.process.codec import metrics_of, plain_metrics
 from corellm.engine.process.remote_engine import RemoteEngine
 from corellm.errors import AbsentMethodError, EngineDeadError
 from corellm.frontend.input_processor import InputProcessor
 
 _Result = TypeVar("_Result")
-_METRICS: dict[str, type[Metric]] = {"Counter": Counter, "Gauge": Gauge, "Vector": Vector}
 
 
 class ProcessLLM(AsyncLLM):
@@ -95,29 +93,16 @@ class ProcessLLM(AsyncLLM):
 
     # --- maintenance ------------------------------------------------------------------------------------------------
 
-    async def reset_prefix_cache(self) -> bool:
-        """As `LLM.reset_prefix_cache`."""
-        return bool(await self._call("reset_prefix_cache"))
+    async def in_engine(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """As `AsyncLLM.in_engine`: the other process imports the function by its name."""
+        future: Future[_Result] = Future()
+        name = f"{function.__module__}:{function.__qualname__}"
+        return await self._result_of(future, partial(self.engine.call, future, name, arguments))
 
     async def reset_mm_cache(self) -> None:
         """Forget processed items, and encoder outputs that no request in flight needs."""
         self.input_processor.mm_processor.cache.clear()
-        await self._call("reset_mm_cache")
-
-    async def sleep(self, level: int = 1) -> None:
-        """Sleep, as `AsyncLLM.sleep`."""
-        await self._call("sleep", level)
-
-    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """End `sleep`, as `LLM.wake_up`."""
-        await self._call("wake_up", tags if tags is None or isinstance(tags, str) else [*tags])
-
-    async def is_sleeping(self) -> bool:
-        """Return whether the model sleeps, or a part of it."""
-        return bool(await self._call("is_sleeping"))
-
-    async def _update_weights(self, directory: Path, is_temporary: bool) -> None:
-        await self._call("update_weights", (str(directory), is_temporary))
+        await super().reset_mm_cache()
 
     async def apply_model(self, function: Callable[[Any], _Result]) -> list[_Result]:
         """Refuse: a function cannot be sent to another process.
@@ -129,7 +114,7 @@ class ProcessLLM(AsyncLLM):
 
     async def get_metrics(self) -> list[Metric]:
         """As `LLM.get_metrics`; items are processed and counted in this process."""
-        metrics = [_METRICS[kind](*fields) for kind, *fields in await self._call("get_metrics")]
+        metrics = metrics_of(await self.in_engine(plain_metrics))
         cache = self.input_processor.mm_processor.cache
         own = {
             "corellm:mm_cache_queries": cache.hits + cache.misses,
@@ -137,15 +122,3 @@ class ProcessLLM(AsyncLLM):
             "corellm:mm_cache_usage_perc": cache.usage,
         }
         return [replace(metric, value=own.get(metric.name, metric.value)) for metric in metrics]
-
-    async def start_profile(self, trace_file: str | os.PathLike[str] | None = None) -> None:
-        """As `LLM.start_profile`."""
-        await self._call("start_profile", None if trace_file is None else os.fspath(trace_file))
-
-    async def stop_profile(self) -> Path:
-        """As `LLM.stop_profile`."""
-        return Path(await self._call("stop_profile"))
-
-    async def _call(self, method: MaintenanceMethod, argument: Any = None) -> Any:
-        future: Future[Any] = Future()
-        return await self._result_of(future, partial(self.engine.call, future, method, argument))

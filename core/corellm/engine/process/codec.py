@@ -6,8 +6,11 @@ Knows what the engine's process is not asked to send back: the prompt, and what 
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import astuple
+from typing import TYPE_CHECKING, Any, Protocol
 
+from corellm.engine.metrics import Counter, Gauge, Metric, Vector, read_metrics
 from corellm.engine.process.faults import to_error, to_fault
 from corellm.engine.process.messages import Delta
 from corellm.errors import ContractError, InvalidParameterError
@@ -15,6 +18,11 @@ from corellm.frontend.input_processor import ProcessedPrompt
 from corellm.multimodal.inputs import PlaceholderRange
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import RequestOutputKind, SamplingParams
+
+if TYPE_CHECKING:
+    from corellm.engine.llm_engine import LLMEngine
+
+_METRICS: dict[str, type[Metric]] = {kind.__name__: kind for kind in (Counter, Gauge, Vector)}
 
 
 class InFlightRequest(Protocol):
@@ -102,3 +110,13 @@ class _Completions:
         if self._joins:
             self._newest = output = output if self._newest is None else self._newest.followed_by(output)
         return output
+
+
+def plain_metrics(engine: LLMEngine) -> list[Sequence[Any]]:
+    """Return an engine's metrics as plain data."""
+    return [(type(metric).__name__, *astuple(metric)) for metric in read_metrics(engine)]
+
+
+def metrics_of(plain: Sequence[Sequence[Any]]) -> list[Metric]:
+    """Return what `plain_metrics` made plain."""
+    return [_METRICS[kind](*fields) for kind, *fields in plain]

@@ -17,15 +17,12 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import astuple
-from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import msgspec
 
-from corellm.engine import maintenance, sleeping
 from corellm.engine.llm_engine import LLMEngine
-from corellm.engine.metrics import read_metrics
 from corellm.engine.process import messages
 from corellm.engine.process.channel import MAX_MESSAGE_BYTES, Channel
 from corellm.engine.process.codec import RequestCodec
@@ -48,16 +45,6 @@ from corellm.system.log_format import set_up_log
 
 logger = logging.getLogger(__name__)
 
-_WITHOUT_ARGUMENT: dict[str, Callable[[LLMEngine], Any]] = {
-    "reset_prefix_cache": maintenance.reset_prefix_cache,
-    "reset_mm_cache": maintenance.reset_mm_cache,
-    "is_sleeping": sleeping.is_sleeping,
-}
-_WITH_ARGUMENT: dict[str, Callable[[Any, LLMEngine], Any]] = {
-    "start_profile": maintenance.start_profile,
-    "sleep": sleeping.sleep,
-    "wake_up": sleeping.wake_up,
-}
 BEAT_SECONDS = 1.0
 """The longest time without a message while steps go on or there is nothing to do."""
 
@@ -100,7 +87,7 @@ class EngineLoop:
         elif isinstance(message, Abort):
             self._engine.abort_request(message.request_id, silently=message.silently)
         elif isinstance(message, Call):
-            self._channel.send(messages.encode(self._call(message)))
+            self._channel.send(self._call(message))
 
     def _add(self, message: Add, file: int | None) -> None:
         try:
@@ -118,24 +105,13 @@ class EngineLoop:
             if file is not None:
                 os.close(file)
 
-    def _call(self, message: Call) -> Returned:
+    def _call(self, message: Call) -> bytes:
         try:
-            return Returned(message.number, self._result(message))
+            function: Callable[..., Any] = resolve_name(message.function)
+            return messages.encode(Returned(message.number, function(self._engine, *message.arguments)))
         except Exception as error:
-            logger.debug("%s failed", message.method, exc_info=True)
-            return Returned(message.number, None, to_fault(error))
-
-    def _result(self, message: Call) -> Any:
-        if message.method == "get_metrics":
-            return [(type(metric).__name__, *astuple(metric)) for metric in read_metrics(self._engine)]
-        if message.method == "stop_profile":
-            return str(maintenance.stop_profile(self._engine))
-        if message.method == "update_weights":
-            directory, take = message.argument
-            return sleeping.update_weights(Path(directory), take, self._engine)
-        if message.method in _WITH_ARGUMENT:
-            return _WITH_ARGUMENT[message.method](message.argument, self._engine)
-        return _WITHOUT_ARGUMENT[message.method](self._engine)
+            logger.debug("%s failed", message.function, exc_info=True)
+            return messages.encode(Returned(message.number, None, to_fault(error)))
 
     def _send(self, deltas: list[Delta]) -> None:
         """Send deltas: in one message, if that is not too long for one."""

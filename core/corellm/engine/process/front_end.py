@@ -20,7 +20,6 @@ from corellm.modelling.checkpoint_files import require_weights
 from corellm.plugin.manager import call_static_hook
 from corellm.sampling.extensions import find_extensions
 from corellm.system.process import usable_cpus
-from corellm.templates.renderer import TemplateRenderer
 
 _TEXTS = frozenset({".json", ".jinja", ".md", ".py", ".txt", ""})
 """Endings of files of a checkpoint that have no weights."""
@@ -32,14 +31,8 @@ class FrontEnd:
 
     context: ModelContext
     input_processor: InputProcessor
-    executor: ThreadPoolExecutor
-    templates: TemplateRenderer
-
-    def close(self) -> None:
-        """End its threads and processes."""
-        self.executor.shutdown(wait=False, cancel_futures=True)
-        self.templates.close()
-        self.input_processor.close()
+    closing: ExitStack
+    """Ends its threads and processes."""
 
 
 def refuse_early(config: EngineConfig, located: LocatedModel) -> None:
@@ -89,5 +82,5 @@ def open_front_end(
             find_extensions(opened.context.tokenizer, ready.vocab_size),
         )  # fmt: skip
         _ = mm_processor.profile  # measured now, not in the first request
-        on_failure.pop_all()
-    return FrontEnd(opened.context, processor, executor, opened.templates), ready
+        on_failure.callback(processor.close)
+        return FrontEnd(opened.context, processor, on_failure.pop_all()), ready

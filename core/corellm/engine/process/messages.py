@@ -6,7 +6,8 @@ knows no sockets.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -15,11 +16,6 @@ from corellm.hookspecs import DecoderPrompt
 from corellm.multimodal.fields import MultiModalField
 from corellm.multimodal.inputs import PlaceholderRange
 from corellm.outputs import CompletionOutput, PositionLogprobs, RequestMetrics
-
-MaintenanceMethod = Literal[
-    "reset_prefix_cache", "reset_mm_cache", "sleep", "wake_up", "is_sleeping", "update_weights", "get_metrics",
-    "start_profile", "stop_profile",
-]  # fmt: skip
 
 
 class _Message(msgspec.Struct, array_like=True, tag=True):
@@ -76,11 +72,13 @@ class Abort(_Message):
 
 
 class Call(_Message):
-    """Do something between two steps, and return its result."""
+    """Call a function with the engine between two steps, and return its result."""
 
     number: int
-    method: MaintenanceMethod
-    argument: Any
+    function: str
+    """Its name: `module:function`."""
+    arguments: Sequence[Any]
+    """Those behind the engine."""
 
 
 # --- from the engine ------------------------------------------------------------------------------------------------

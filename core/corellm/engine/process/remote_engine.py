@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import fields
 from typing import Any
@@ -37,7 +37,7 @@ from corellm.engine.process.messages import (
     Start,
 )
 from corellm.engine.process.process import END_SECONDS, Process
-from corellm.errors import ConfigError, EngineDeadError, PromptTooLongError
+from corellm.errors import ConfigError, EngineDeadError, InvalidParameterError, PromptTooLongError
 from corellm.frontend.input_processor import ProcessedPrompt
 from corellm.loading.locating import locate
 from corellm.sampling_params import SamplingParams
@@ -181,16 +181,22 @@ class RemoteEngine:
             with contextlib.suppress(EngineDeadError):
                 self._send(Abort(request_id, silently))
 
-    def call(self, future: Future[Any], method: messages.MaintenanceMethod, argument: Any = None) -> None:
-        """Have the engine do something between two steps; the future gets the result.
+    def call(self, future: Future[Any], function: str, arguments: Sequence[Any]) -> None:
+        """Have the engine's process call a function between two steps; the future gets the result.
 
         Raises:
             EngineDeadError: the process ended.
         """
-        if future.set_running_or_notify_cancel():
-            number = next(self._call_numbers)
-            self._calls[number] = future
-            self._send(Call(number, method, argument))
+        if not future.set_running_or_notify_cancel():
+            return
+        number = next(self._call_numbers)
+        try:
+            data = messages.encode(Call(number, function, arguments))
+        except (TypeError, ValueError, OverflowError) as error:
+            future.set_exception(InvalidParameterError(f"{function}: {error}; give plain data to another process"))
+            return
+        self._calls[number] = future
+        self._send_data(data)
 
     def shutdown(self) -> None:
         """End the process after its step in flight, and free everything."""
@@ -198,7 +204,7 @@ class RemoteEngine:
         if self._reader is not None:
             self._reader.join()
         self._process.close()
-        self._front_end.close()
+        self._front_end.closing.close()
 
     def end(self) -> None:
         """End the process after its step in flight; calls that wait for it fail. One that hangs is killed soon."""

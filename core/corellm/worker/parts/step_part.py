@@ -94,10 +94,10 @@ class StepPart:
         return ()
 
     def forget(self) -> None:
-        """Drop all sequences, after a step was interrupted."""
+        """Drop all sequences, after a step was interrupted, and what was computed of the model's weights.
 
-    def weights_changed(self) -> None:
-        """Forget what was computed of the model's weights, which are lost: others may come. No sequence runs."""
+        Before the next step, the model may be given other weights.
+        """
 
     def profile(self) -> None:
         """Run the largest step of the part's own, so that its memory is measured."""

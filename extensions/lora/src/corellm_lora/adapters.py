@@ -142,14 +142,15 @@ class Adapters(StepPart):
         ]
 
     def forget(self) -> None:
-        """Drop all requests; adapters stay in their slots."""
-        self._users.clear()
+        """Drop all requests; adapters stay in their slots, but for those whose contents depend on the model's weights.
 
-    def weights_changed(self) -> None:
-        """Give up slots whose contents depend on the model's weights: their adapters are read again when needed."""
+        These are read again when needed.
+        """
+        self._users.clear()
         stale = self._weights.forget_base()
         for digest in [digest for digest, slot in self._slot_of.items() if slot in stale]:
-            self._free.append(self._slot_of.pop(digest))
+            del self._slot_of[digest]
+        self._free = sorted({*range(1, self._weights.num_slots)}.difference(self._slot_of.values()))
 
     def _slot(self, state: SequenceState) -> int:
         adapter = state.sequence.part.get(KEY)

@@ -91,7 +91,6 @@ def load_text_encoder(
         executor=executor,
         eos_token_ids=frozenset(),
         max_model_len=max_model_len,
-        templates=opened.templates,
     )
 
 

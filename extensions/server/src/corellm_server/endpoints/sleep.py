@@ -30,7 +30,11 @@ class Sleeping(BaseModel):
 
 
 def sleep_routes(service: Service) -> APIRouter:
-    """The endpoints that a server's options allow."""
+    """The endpoints that a server's options allow.
+
+    Raises:
+        AbsentMethodError: there are some, and what they call is not installed.
+    """
     router, options = APIRouter(), service.config.options
     if options.enable_sleep_mode:
         _add_sleep(router, service)
@@ -55,6 +59,8 @@ def _takes(*names: str) -> Any:
 
 
 def _add_sleep(router: APIRouter, service: Service) -> None:
+    _ = service.client.sleep
+
     @router.post("/sleep", responses=ID_ERRORS, dependencies=[_takes("level")])
     async def sleep(level: int = 1) -> Status:
         """Give back the memory of the KV cache, and at level 2 that of weights; requests wait."""
@@ -79,6 +85,8 @@ def _add_sleep(router: APIRouter, service: Service) -> None:
 
 
 def _add_updates(router: APIRouter, service: Service, root: Path) -> None:
+    _ = service.client.update_weights
+
     @router.post("/update_weights", responses=ID_ERRORS, dependencies=[_takes("directory")])
     async def update_weights(directory: str) -> Status:
         """Give the model the weights of a directory below that of the operator; requests go on with them."""

@@ -9,12 +9,15 @@ from corellm.known_fields import Absent
 
 ONE_DEVICE = "a model runs on one device; start one process per device and divide the prompts"
 LORA_BY_REQUEST = "an adapter is read when a request names it (lora_request), and left when others need its place"
-SLEEP = "any model sleeps: sleep(level) and wake_up(tags); over HTTP with corellm serve --enable-sleep-mode"
+SLEEP = (
+    "any model sleeps, with extensions/training: sleep(level) and wake_up(tags); over HTTP with corellm serve "
+    "--enable-sleep-mode"
+)
 NO_TRACING = (
     "a server exports traces: corellm serve --otlp-traces-endpoint; here, use RequestOutput.metrics, get_metrics() or "
     "start_profile()"
 )
-UPDATES = "weights come by name, or from a directory: update_weights(weights)"
+UPDATES = "weights come by name, or from a directory: update_weights(weights), with extensions/training"
 DRAFTS = "drafts are set by speculative_config={'method': 'ngram' or another, ...}, which needs extensions/speculative"
 NO_COMPILER = "nothing is compiled; GPUs replay CUDA graphs of decode steps unless enforce_eager=True"
 LOGITS = "give functions to SamplingParams(logits_processors=...), or register some by name: register_logits_processors"

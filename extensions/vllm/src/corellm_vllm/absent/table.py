@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 from corellm.config import suggestion
 from corellm.errors import AbsentMethodError, CorellmError, InvalidParameterError
 from corellm.known_fields import Absent, refusing
+from corellm.plugin.calls import CallOfExtension
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -73,9 +74,12 @@ def takes(
 def absent_attribute(owner: object, name: str, table: Mapping[str, Absent]) -> AttributeError:
     """The error for `__getattr__` of a class to raise: with the way out for a name of the table, else the nearest name.
 
-    Python's own protocols ask for names with underscores; these get Python's own error.
+    Python's own protocols ask for names with underscores; these get Python's own error. A name that an extension brings
+    comes here where it is not installed.
     """
     kind = type(owner)
+    if isinstance(call := getattr(kind, name, None), CallOfExtension):
+        return call.absent()
     if name.startswith("_"):
         return AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
     return AbsentMethodError(f"{kind.__name__} has no {name}{way_out(name, table, dir(kind))}")

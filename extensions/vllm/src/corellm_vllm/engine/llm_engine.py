@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from corellm.engine import maintenance, sleeping
 from corellm.engine.llm_engine import LLMEngine as CoreLLMEngine
-from corellm.engine.metrics import Metric, read_metrics
+from corellm.engine.maintenance import Maintenance
 from corellm.errors import ConfigError
 from corellm.outputs import RequestOutput
 from corellm.prompts import keys_of_each
@@ -22,8 +20,10 @@ from corellm_vllm.prompts import taken
 if TYPE_CHECKING:
     from corellm_lora.lora_request import LoRARequest
 
+_Result = TypeVar("_Result")
 
-class LLMEngine:
+
+class LLMEngine(Maintenance):
     """An engine that a script adds requests to and steps by hand.
 
     Args:
@@ -85,38 +85,14 @@ class LLMEngine:
         """The model's tokenizer."""
         return self.engine.context.tokenizer
 
-    def get_metrics(self) -> list[Metric]:
-        """The engine's counters and gauges."""
-        return read_metrics(self.engine)
+    def in_engine(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Call a function with the engine, and further arguments; returns its result."""
+        return function(self.engine, *arguments)
 
     @takes(RESET_ARGUMENTS)
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix; False, and nothing done, while requests are in flight."""
-        return maintenance.reset_prefix_cache(self.engine)
-
-    def reset_mm_cache(self) -> None:
-        """Forget processed items."""
-        maintenance.reset_mm_cache(self.engine)
-
-    def sleep(self, level: int = 1) -> None:
-        """Give back memory until `wake_up`; requests wait. As `corellm.LLM.sleep`."""
-        sleeping.sleep(level, self.engine)
-
-    def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """End `sleep`, or a part of it, as `corellm.LLM.wake_up`."""
-        sleeping.wake_up(tags, self.engine)
-
-    def is_sleeping(self) -> bool:
-        """Whether the model sleeps, or a part of it."""
-        return self.engine.is_sleeping
-
-    def start_profile(self, trace_file: str | None = None) -> None:
-        """Begin a trace, as `corellm.LLM.start_profile`."""
-        maintenance.start_profile(trace_file, self.engine)
-
-    def stop_profile(self) -> Path:
-        """End the trace and write it; returns its file."""
-        return maintenance.stop_profile(self.engine)
+        return super().reset_prefix_cache()
 
     def shutdown(self) -> None:
         """Free the model and the caches."""

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from corellm import LLM, SamplingParams
 from corellm.errors import CheckpointError, InvalidParameterError, RequestError
-from corellm.loading import model_weights
 from corellm.loading.weight_places import weight_places
-from corellm.system.set_aside import SetAside
+from corellm_training import model_weights
+from corellm_training.set_aside import SetAside
 from tests.fixtures import random_image
 
 PARAMS = [

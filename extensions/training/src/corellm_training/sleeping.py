@@ -2,41 +2,38 @@
 
 Requests that run are preempted by recompute; those that come queue up. Weights can be replaced, asleep or awake. Knows
 the engine's scheduler and its memory; that weights are read and placed is `model_weights`' to know. Imports no torch
-until an engine sleeps.
+until an engine sleeps. Functions are called in the thread of the engine, between two steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from corellm.engine.atomic import atomic
-from corellm.errors import InvalidParameterError, RequestError
+from corellm.errors import InvalidParameterError
 from corellm.system.allocator import return_freed_memory
 
 if TYPE_CHECKING:  # both import torch
     from corellm.engine.llm_engine import LLMEngine
-    from corellm.loading.model_weights import ModelWeights
-    from corellm.system.set_aside import SetAside
+    from corellm_training.model_weights import ModelWeights
+    from corellm_training.set_aside import SetAside
 
-_TAGS = WEIGHTS, KV_CACHE = "weights", "kv_cache"
-
-
-def sleep(level: int, engine: LLMEngine) -> None:
-    """Sleep, as `LLM.sleep`."""
-    if level not in (1, 2) or isinstance(level, bool):
-        raise InvalidParameterError(f"level must be 1 (weights are kept) or 2, got {level!r:.100}", param="level")
-    _sleeper_of(engine).sleep(keep_weights=level == 1)
+TAGS = WEIGHTS, KV_CACHE = "weights", "kv_cache"
+_sleepers: WeakValueDictionary[int, Sleeper] = WeakValueDictionary()
+"""Of engines that slept or got other weights, which have them until they are shut down; by the engine's `id`."""
 
 
-def wake_up(tags: Sequence[str] | None, engine: LLMEngine) -> None:
-    """End `sleep`, as `LLM.wake_up`."""
-    given = _TAGS if tags is None else (tags,) if isinstance(tags, str) else tags
-    wanted = [*given] if isinstance(given, Iterable) else [given]
-    if any(tag not in _TAGS for tag in wanted):
-        raise InvalidParameterError(f"tags must be of {', '.join(_TAGS)}; got {tags!r:.100}", param="tags")
-    _sleeper_of(engine).wake_up(frozenset(wanted))
+def sleep(engine: LLMEngine, keep_weights: bool) -> None:
+    """Set aside what is awake; drop weights that were kept, if they are not to be."""
+    _sleeper_of(engine).sleep(keep_weights=keep_weights)
+
+
+def wake_up(engine: LLMEngine, tags: Collection[str]) -> None:
+    """Bring back what is set aside of these."""
+    _sleeper_of(engine).wake_up(frozenset(tags))
 
 
 def is_sleeping(engine: LLMEngine) -> bool:
@@ -44,25 +41,18 @@ def is_sleeping(engine: LLMEngine) -> bool:
     return engine.is_sleeping
 
 
-def update_weights(directory: Path, take: bool, engine: LLMEngine) -> None:
-    """Update weights, as `LLM.update_weights`, from a directory; `take` moves its files away."""
-    _sleeper_of(engine).update_weights(directory, take=take)
-
-
-def require_awake(engine: LLMEngine) -> None:
-    """Refuse what needs the model's memory.
-
-    Raises:
-        RequestError: the model sleeps.
-    """
-    if engine.is_sleeping:
-        raise RequestError("the model sleeps; call wake_up() first")
+def update_weights(engine: LLMEngine, directory: str, take: bool) -> None:
+    """Give the model the weights of a directory; `take` moves its files away."""
+    _sleeper_of(engine).update_weights(Path(directory), take=take)
 
 
 def _sleeper_of(engine: LLMEngine) -> Sleeper:
     _ = engine.runner  # raises if the engine was shut down
-    engine.sleeper = engine.sleeper or Sleeper(engine)
-    return engine.sleeper
+    sleeper = _sleepers.get(id(engine))
+    if sleeper is None:
+        sleeper = _sleepers[id(engine)] = Sleeper(engine)
+        engine.closing.callback(sleeper.close)
+    return sleeper
 
 
 class Sleeper:
@@ -82,15 +72,10 @@ class Sleeper:
         """Whether the weights in memory are not those of the files."""
         self._num_seqs = engine.scheduler.max_num_seqs
 
-    @property
-    def is_asleep(self) -> bool:
-        """Whether anything is, or requests may not run: an interrupt can come behind the one and before the other."""
-        return bool(self._asleep) or self._engine.scheduler.max_num_seqs != self._num_seqs
-
     def sleep(self, *, keep_weights: bool) -> None:
-        """Set aside what is awake; drop weights that were kept, if they are not to be."""
+        """As the function of this name."""
         from corellm.loading.weight_places import weight_places
-        from corellm.system.set_aside import SetAside
+        from corellm_training.set_aside import SetAside
 
         runner, weights = self._engine.runner, None if keep_weights else self._model_weights()
         self._halt()
@@ -106,7 +91,7 @@ class Sleeper:
         _return_memory()
 
     def wake_up(self, tags: frozenset[str]) -> None:
-        """Bring back what is set aside of these; requests run once all is there.
+        """Bring back what is set aside of these; requests run once all of it is.
 
         Raises:
             CheckpointError, PluginError, ConfigError: the weights cannot be read; it sleeps on.
@@ -121,11 +106,11 @@ class Sleeper:
                 self._cache.restore()
                 self._cache = None
                 runner.touch_cache(self._engine.scheduler.max_num_batched_tokens)
-            if not left and self.is_asleep:
-                if self._engine.capture is not None:
-                    self._engine.capture()
-                self._engine.scheduler.max_num_seqs = self._num_seqs
+            if not left and self._engine.is_sleeping and self._engine.capture is not None:
+                self._engine.capture()
         self._asleep = left
+        if not left:
+            self._engine.scheduler.max_num_seqs = self._num_seqs
 
     def update_weights(self, directory: Path, *, take: bool) -> None:
         """Give the model weights of a directory, now or when its weights wake; see `ModelWeights.add_update`."""
@@ -160,8 +145,6 @@ class Sleeper:
         self._asleep.add(WEIGHTS)
         self._kept, self._outdated = None, True
         weights.drop()
-        for part in self._engine.runner.parts:
-            part.weights_changed()
 
     def _bring_weights(self) -> None:
         if self._outdated:
@@ -172,7 +155,7 @@ class Sleeper:
         self._kept, self._outdated = None, False
 
     def _model_weights(self) -> ModelWeights:
-        from corellm.loading.model_weights import ModelWeights
+        from corellm_training.model_weights import ModelWeights
 
         engine = self._engine
         if not engine.places:

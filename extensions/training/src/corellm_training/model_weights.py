@@ -26,9 +26,9 @@ from corellm.loading.opening import at_load, open_model
 from corellm.loading.remote_code import no_questions
 from corellm.loading.rope import freeze_rope
 from corellm.loading.weight_places import WeightPlace, weight_places
-from corellm.loading.weight_source import WeightFile, WeightSource
 from corellm.system.devices import on_device
-from corellm.system.set_aside import discard
+from corellm_training.set_aside import discard
+from corellm_training.weight_source import WeightFile, WeightSource
 
 
 class ModelWeights:
