@@ -6,13 +6,15 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from corellm import LLM, SamplingParams
-from corellm.errors import ConfigError
+from corellm.errors import AbsentMethodError, ConfigError
 from corellm.serving import ProcessLLM
+from corellm_server.endpoints.sleep import sleep_routes
 from corellm_server.options import ServerOptions
 from extensions.server.tests.conftest import MODEL, Running, serving
 from tests.fixtures import wait_until
@@ -147,3 +149,12 @@ def test_it_is_off_unless_it_is_allowed(running: Running, llm: Any, checkpoints:
         assert guarded.get("/is_sleeping", headers=key).json() == {"is_sleeping": False}
     with pytest.raises(ConfigError, match="allowed_weights_path: there is no directory"):
         ServerOptions(allowed_weights_path=str(checkpoints / "none"))
+
+
+@pytest.mark.parametrize("options", [{"enable_sleep_mode": True}, {"allowed_weights_path": "."}], ids=str)
+def test_without_the_extension(llm: Any, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    """A server whose options ask for it does not start, and says what to install."""
+    monkeypatch.setattr("corellm.plugin.calls.call_extensions", lambda *_, **__: iter(()))
+    service: Any = SimpleNamespace(client=llm, config=SimpleNamespace(options=ServerOptions(**options)))
+    with pytest.raises(AbsentMethodError, match=r"pip install \./extensions/training"):
+        sleep_routes(service)

@@ -271,6 +271,17 @@ def test_unknown_names_suggest_the_nearest(llm: LLM) -> None:
     assert not isinstance(missing.value, CorellmError)
 
 
+@pytest.mark.parametrize("owner", ["llm", "engine", "async_llm"])
+def test_calls_of_an_extension_that_is_missing(
+    owner: str, llm: LLM, async_llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What to install is said, instead of a name that is near."""
+    monkeypatch.setattr("corellm.plugin.calls.call_extensions", lambda *_, **__: iter(()))
+    loaded = {"llm": llm, "engine": llm.llm_engine, "async_llm": async_llm}[owner]
+    with pytest.raises(AbsentMethodError, match=r"sleep comes with .* pip install \./extensions/training"):
+        loaded.sleep()
+
+
 def test_a_submodule_is_found_by_the_package() -> None:
     """`from package import module` gives the module."""
     from corellm_vllm import utils
