@@ -25,10 +25,10 @@ PATH: list[tuple[str, str, str]] = [
     (PROMPT, "scheduling/scheduler.py", "Scheduler._has_capacity Scheduler._reserve Scheduler._prefix_is_coming"),
     (PROMPT, "scheduling/scheduler.py", "Scheduler._admit Scheduler._plan_chunk"),
     (PROMPT, "scheduling/request_part.py", "RequestPart.chunk"),
-    (PROMPT, "scheduling/encoder_plan.py", "EncoderPlanner.plan"),
-    (PROMPT, "scheduling/batch.py", "item_slices"),
+    (IMAGE, "scheduling/encoder_plan.py", "EncoderPlanner.plan"),
+    (IMAGE, "scheduling/batch.py", "item_slices"),
     (PROMPT, "scheduling/scheduler.py", "Scheduler._start Scheduler._add_chunk"),
-    (PROMPT, "scheduling/encoder_plan.py", "EncoderPlanner.commit"),
+    (IMAGE, "scheduling/encoder_plan.py", "EncoderPlanner.commit"),
     (PROMPT, "scheduling/step_plan.py", "StepPlan.start StepPlan.add_prefill"),
     (ALL, "scheduling/step_plan.py", "StepPlan.seal"),
     (ALL, "worker/model_runner.py", "ModelRunner.launch"),
@@ -37,9 +37,9 @@ PATH: list[tuple[str, str, str]] = [
     (IMAGE, "worker/encoder_runner.py", "EncoderRunner._run_batch EncoderRunner._embed EncoderRunner._joined"),
     (IMAGE, "worker/encoder_runner.py", "EncoderRunner._encode EncoderRunner.output"),
     (ALL, "worker/model_runner.py", "ModelRunner._is_encoded ModelRunner._compute ModelRunner.run"),
-    (ALL, "worker/model_runner.py", "ModelRunner.lay_out ModelRunner._paged"),
+    (ALL, "worker/model_runner.py", "ModelRunner.lay_out"),
     (ALL, "worker/input_batch.py", "lay_out _positions"),
-    (ALL, "worker/model_runner.py", "ModelRunner.forward ModelRunner._inputs ModelRunner.embed"),
+    (ALL, "worker/model_runner.py", "ModelRunner.forward ModelRunner.embed"),
     (IMAGE, "worker/item_embeddings.py", "select_embeddings"),
     (ALL, "worker/model_runner.py", "ModelRunner._decode"),
     (ALL, "attention/paged.py", "paged_attention PagedAttention.attend"),
@@ -66,22 +66,19 @@ ASIDE: dict[str, str] = {
         "BlockManager.num_free_blocks BlockManager.get_computed_blocks BlockManager.hash_prompt "
         "BlockManager.max_cached_blocks "
         "BlockManager._cached_prefix BlockManager.allocate BlockManager._has_room BlockManager._extend "
-        "BlockManager.block_table BlockManager.reach BlockManager.are_coming BlockManager.notes "
-        "BlockManager.take_messages"
+        "BlockManager.reach BlockManager.are_coming BlockManager.take_messages"
     ),
     "scheduling/block_pool.py": "BlockPool.num_free BlockPool.find BlockPool.take",
     "scheduling/block_hash.py": "extend_block_hashes hash_block _extra_keys item_keys",
     "scheduling/encoder_cache.py": (
-        "EncoderCache.referenced_embeds EncoderCache.is_referenced EncoderCache.__contains__ EncoderCache.acquire "
+        "EncoderCache.is_referenced EncoderCache.__contains__ EncoderCache.acquire "
         "EncoderCache.allocate EncoderCache.can_allocate EncoderCache.take_freed"
     ),
     "scheduling/encoder_plan.py": "EncoderPlanner.begin_step",
     "scheduling/scheduler.py": "Scheduler._note_first_start Scheduler._add_drafts",
     "worker/model_runner.py": (
-        "ModelRunner._propose ModelRunner._begin ModelRunner._encoder_failure _scores_prompts ModelRunner.embed_text "
-        "ModelRunner._encoding"
+        "ModelRunner._begin ModelRunner._encoder_failure _scores_prompts ModelRunner.embed_text ModelRunner._encoding"
     ),
-    "worker/kv_cache.py": "KVCache.swap_out KVCache.swap_in",
     "worker/step_in_flight.py": "StepInFlight.__init__",
     "sampling/sampling_state.py": (
         "SamplingState.__init__ SamplingState._constant_additions SamplingState._opening SamplingState._reachable "
@@ -102,10 +99,8 @@ ASIDE: dict[str, str] = {
     "modelling/defaults.py": (
         "floating_to ModelDefaults.get_input_embeddings ModelDefaults.merge_multimodal_embeddings"
     ),
-    "attention/paged.py": "_checked PagedAttention._metadata_of",
     "attention/backend.py": (
-        "AttentionMetadata.check_tokens AttentionMetadata.seen_by AttentionCall.rotated LayerCache.write "
-        "LayerCache.block_size"
+        "AttentionMetadata.check_tokens AttentionMetadata.seen_by LayerCache.write LayerCache.block_size"
     ),
 }
 """By file."""

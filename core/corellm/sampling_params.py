@@ -237,7 +237,8 @@ class SamplingParams(KnownFields):
     def __post_init__(self) -> None:
         self._check_distribution()
         self._check_choice()
-        self._check_constraint()
+        if self.constraint is not None or self.structured_outputs is not None:
+            self._check_constraint()
         self._check_length()
         self._check_report()
 
@@ -304,7 +305,8 @@ class SamplingParams(KnownFields):
 
     def _check_report(self) -> None:
         self.logprobs = _top("logprobs", self.logprobs)
-        self._check_stated()
+        if self.logprob_token_ids is not None:
+            self._check_stated(self.logprob_token_ids)
         self.prompt_logprobs = _top("prompt_logprobs", self.prompt_logprobs)
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
@@ -316,10 +318,8 @@ class SamplingParams(KnownFields):
                 f"output_kind must be a RequestOutputKind, got {self.output_kind!r:.100}", param="output_kind"
             )
 
-    def _check_stated(self) -> None:
-        if self.logprob_token_ids is None:
-            return
-        stated = dict.fromkeys(_token_ids("logprob_token_ids", self.logprob_token_ids))
+    def _check_stated(self, given: Sequence[int]) -> None:
+        stated = dict.fromkeys(_token_ids("logprob_token_ids", given))
         if len(stated) > MAX_LOGPROB_TOKEN_IDS:
             raise InvalidParameterError(
                 f"logprob_token_ids takes at most {MAX_LOGPROB_TOKEN_IDS} token ids, got {len(stated)}; logprobs=-1 "

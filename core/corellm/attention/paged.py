@@ -7,8 +7,8 @@ attention layer, which calls `attend` on it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
@@ -47,30 +47,17 @@ class PagedAttention(PagedStep):
     metadata: AttentionMetadata
     outputs: Tensor | None = None
     """`[num_outputs]`: the tokens whose hidden states are used, None for all. The last layer may skip the others."""
-    causal_layers: frozenset[int] = frozenset()
-    """Layers in which no token sees a later one, also where `metadata` has spans."""
-    placed: AttentionMetadata | None = None
-    """`metadata` for `placed_layers`, in which blocks have places of their own."""
-    placed_layers: frozenset[int] = frozenset()
+    of_layers: Mapping[int, AttentionMetadata] = field(default_factory=dict)
+    """What layers are told instead of `metadata`; one object for all that are told the same, as backends plan by it."""
     cross_attention: CrossAttention | None = None
 
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
         """See `PagedStep`."""
-        metadata = self._metadata_of(layer in self.placed_layers, layer in self.causal_layers)
+        metadata = self.of_layers.get(layer, self.metadata)
         metadata.check_tokens(call)
-        return self.backend.forward(call if self.backend.rotates else call.rotated(), self.caches[layer], metadata)
-
-    def _metadata_of(self, placed: bool, causal: bool) -> AttentionMetadata:
-        metadata = self.metadata if self.placed is None or not placed else self.placed
-        if not causal or metadata.visible_lens is None:
-            return metadata
-        if placed not in self._causal:  # one for all layers of a kind: backends plan by it
-            self._causal[placed] = replace(metadata, visible_lens=None, span_starts=None)
-        return self._causal[placed]
-
-    @cached_property
-    def _causal(self) -> dict[bool, AttentionMetadata]:
-        return {}
+        if call.rotary is not None and not self.backend.rotates:
+            call = call.rotated()
+        return self.backend.forward(call, self.caches[layer], metadata)
 
     def needed_after(self, layer: int) -> Tensor | None:
         """See `PagedStep`."""
@@ -96,28 +83,21 @@ def paged_attention(
     The tensors are `[1, num_heads, num_tokens, head_size]`; `s_aux` are attention sinks. Fused layers leave rotation to
     the backend, in `rotary`. What else layers may pass changes nothing: those for which it would are refused at load.
     """
-    step = _checked(module, paged, attention_mask)
+    if paged is None or attention_mask is not None:
+        raise not_paged(module) if paged is None else _masked(module)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer: int = module.layer_idx  # type: ignore[assignment]  # every transformers attention layer has one
-    cross = step.cross_attention
+    cross = paged.cross_attention
     if cross is not None and key is cross.keys:
         return cross.attend(layer, query[0].transpose(0, 1), scale, softcap)[None], None
     query, key, value = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
     call = AttentionCall(query, key, value, scale, sliding_window, rotary, softcap, s_aux)
-    return step.attend(layer, call)[None], None
+    return paged.attend(layer, call)[None], None
 
 
-def _checked(module: nn.Module, paged: PagedStep | None, attention_mask: Tensor | None) -> PagedStep:
-    """Return the step.
-
-    Raises:
-        ContractError: the layer's decoder did not pass it on, or made a mask.
-    """
-    if paged is None:
-        raise not_paged(module)
-    if attention_mask is not None:
-        raise ContractError(f"{type(module).__name__} built an attention mask; paged attention is causal by itself")
-    return paged
+def _masked(module: nn.Module) -> ContractError:
+    """Return the error that a layer's decoder made a mask."""
+    return ContractError(f"{type(module).__name__} built an attention mask; paged attention is causal by itself")
 
 
 def not_paged(module: nn.Module) -> ContractError:

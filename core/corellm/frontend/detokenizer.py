@@ -91,7 +91,11 @@ class IncrementalDetokenizer:
         if self._is_silent(token_id):
             return ""
         if self._spelling is not None:
-            return self._spelt(self._spelling[token_id], self._spelling)
+            text = self._utf8.decode(self._spelling[token_id])
+            if not self.is_at_start or not self._spelling[token_id]:
+                return text
+            self.is_at_start = False
+            return text.removeprefix(" ") if self._spelling.strips_first_space else text
         self.is_at_start = False
         byte = self._vocabulary.bytes.get(token_id)
         if byte is not None:
@@ -104,14 +108,6 @@ class IncrementalDetokenizer:
         if follows_special and token_id in self._vocabulary.special:
             new = new.removeprefix(" ")
         return ended + new
-
-    def _spelt(self, token: bytes, spelling: _Spelling) -> str:
-        """Take in a token's bytes; returns the text that they make certain."""
-        text = self._utf8.decode(token)
-        if token and self.is_at_start:
-            self.is_at_start = False
-            return text.removeprefix(" ") if spelling.strips_first_space else text
-        return text
 
     def extend(self, token_ids: Sequence[int]) -> str:
         """Take in several tokens; returns what `append` returns for each, joined, and mostly decodes them at once."""

@@ -28,7 +28,7 @@ from corellm.frontend.bad_words import word_sequences
 from corellm.frontend.chat_processor import ChatOptions, ChatProcessor, RenderedChat
 from corellm.frontend.conversation_limit import Messages, numbered_in, refusal, renumber, shortenings
 from corellm.frontend.prompt_key import DISTRIBUTIONS, NO_KEYS, PromptKey, way_out
-from corellm.frontend.stated_parts import decoder_prompt_of, part_of_prompt
+from corellm.frontend.stated_parts import decoder_prompt_of, part_of_prompt, states_parts
 from corellm.frontend.text_limit import TextLimit
 from corellm.frontend.text_tokenizer import TextTokenizer
 from corellm.hookspecs import DecoderPrompt
@@ -42,7 +42,7 @@ from corellm.plugin.hook_callers import HookCallers
 from corellm.prompts import is_token_ids, is_unicode, plain_token_ids
 from corellm.sampling.extensions import NO_EXTENSIONS, SamplingExtensions
 from corellm.sampling_params import SamplingParams, shown
-from corellm.scheduling.request_part import RequestPart
+from corellm.scheduling.request_part import PLAIN, RequestPart
 from corellm.templates.renderer import MAX_CHARS
 
 PROMPT_KEYS = frozenset(
@@ -121,6 +121,7 @@ class InputProcessor:
     ) -> None:
         self.tokenizer = tokenizer
         self._hooks, self.max_states = hooks, hooks.get_max_encoder_states()
+        self._states_parts = states_parts(hooks)
         self.mm_processor = mm_processor
         self.text_tokenizer = TextTokenizer(tokenizer)
         # an encoder-decoder's prompt may be its encoder's or, behind an item, its decoder's
@@ -225,9 +226,11 @@ class InputProcessor:
         Raises:
             ContractError, ProcessingError: the adapter or an extension is at fault.
         """
-        part = part_of_prompt(
-            self._hooks, processed.token_ids, processed.features, processed.cache_salt, processed.decoder
-        )
+        part = PLAIN
+        if self._states_parts:
+            part = part_of_prompt(
+                self._hooks, processed.token_ids, processed.features, processed.cache_salt, processed.decoder
+            )
         with _preparing():
             for name, read in processed.extra.items():
                 part = self._extensions_keys[name].around(part, read)

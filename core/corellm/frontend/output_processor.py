@@ -64,7 +64,8 @@ class OutputProcessor:
             completion = GrowingCompletion(group, request, output, detokenizer, stop, text_comes_last=is_last)
             group.completions.append(completion)
             self._completions[request.request_id] = completion
-        self.finish_outside_step(request for request in requests if request.status.is_finished)
+        if refused := [request for request in requests if request.status.is_finished]:
+            self.finish_outside_step(refused)
         self._groups[request_id] = group  # last: an interrupt before this line undoes all of it
 
     def _text_state(self, request: Request) -> tuple[IncrementalDetokenizer | None, StopStringMatcher | None]:

@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from corellm.scheduling.item_states import VisibleStates
 
 
+def states_parts(hooks: HookCallers) -> bool:
+    """Whether prompts of a model may have parts; `part_of_prompt` is for such a model."""
+    hooked = adapter_implements(hooks.get_visible_states) or adapter_implements(hooks.get_bidirectional_spans)
+    return hooked or hooks.get_max_encoder_states() is not None
+
+
 def part_of_prompt(
     hooks: HookCallers,
     token_ids: list[int],

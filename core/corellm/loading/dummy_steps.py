@@ -88,6 +88,8 @@ def capture_graphs(
         sizes, max_blocks, position_rows, make_graph: as of `DecodeGraphs`.
         at_once: the sizes to capture now; None for all. Others are captured when they are needed.
     """
+    chunk = SequenceChunk("", 0, 1, [0], [0], samples=True)
+    like = runner.lay_out([chunk], [runner.new_state(NewSequence("", [0], [], SamplingParams(), []))])
     graphs = DecodeGraphs(
         runner.text_logits,
         sizes,
@@ -95,7 +97,7 @@ def capture_graphs(
         position_rows=position_rows,
         device=runner.device,
         make_graph=make_graph,
-        has_places=bool(runner.kv_cache.placed_layers),
+        of_layers=like.of_layers,
     )
     try:
         graphs.capture(at_once)

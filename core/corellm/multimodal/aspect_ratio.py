@@ -7,7 +7,7 @@ an image of a few bytes. Knows Hugging Face image processors from the outside on
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from numbers import Real
@@ -29,15 +29,15 @@ def plain_size(size: Any) -> Any:
 
 
 def check_scaled(image: Image, processor: Any, mm_kwargs: Mapping[str, Any], max_pixels: int) -> None:
-    """Refuse an image that the processor would scale by its shorter side to more than `max_pixels`.
+    """Refuse an extreme image that the processor would scale by its shorter side to more than `max_pixels`.
 
     Raises:
         MediaTooLargeError: names the size it would have.
     """
     edge = _shortest_edge(getattr(processor, "image_processor", None), mm_kwargs)
-    short, long = sorted(image.size)
-    if edge is None or long <= USUAL_RATIO * short:
+    if edge is None:
         return
+    short, long = sorted(image.size)
     scaled = edge * (edge * long // short)
     if scaled > max_pixels:
         raise MediaTooLargeError(
@@ -64,18 +64,17 @@ def is_extreme(image: Image) -> bool:
 
 
 @contextmanager
-def reraise_for_aspect_ratio(images: Sequence[Image]) -> Iterator[None]:
-    """Raise a processor's error as the request's, not the adapter's, if an image has an extreme aspect ratio.
+def reraise_for_aspect_ratio(extreme: Image) -> Iterator[None]:
+    """Raise a processor's error as the request's, not the adapter's, where an image is extreme.
 
     Raises:
-        MediaError: the processor refused one.
+        MediaError: the processor refused it.
     """
     try:
         yield
+    except CorellmError:
+        raise
     except Exception as error:
-        extreme = next(filter(is_extreme, images), None)
-        if extreme is None or isinstance(error, CorellmError):
-            raise
         raise MediaError(
             f"{extreme.width} x {extreme.height} pixels: this model's processor does not take such sides; crop it",
             got=extreme.size,

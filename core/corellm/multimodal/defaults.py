@@ -75,9 +75,10 @@ class ProcessingDefaults:
                 value does not fit this item.
         """
         processor = self.context.hf_processor
-        check_processor_kwargs(processor, mm_kwargs)
-        for modality in mm_data:
-            check_sizes(processor, modality, kwargs_for(modality, self.config.mm_processor_kwargs), mm_kwargs)
+        if mm_kwargs:
+            check_processor_kwargs(processor, mm_kwargs)
+            for modality in mm_data:
+                check_sizes(processor, modality, kwargs_for(modality, self.config.mm_processor_kwargs), mm_kwargs)
         media: dict[str, Any] = {HF_ARGUMENT[modality]: list(items) for modality, items in mm_data.items()}
         if "audio" in media:
             media["sampling_rate"] = processor.feature_extractor.sampling_rate
@@ -242,10 +243,12 @@ class ProcessingChecks:
         Raises:
             MediaError: the processor refuses the image's sides, or would scale it above the limit.
         """
-        processor, images = self.context.hf_processor, mm_data.get("image", ())
-        for image in images:
-            check_scaled(image, processor, mm_kwargs, self.config.max_image_pixels)
-        with reraise_for_aspect_ratio(images):
+        extreme = [image for image in mm_data.get("image", ()) if is_extreme(image)]
+        if not extreme:
+            return (yield)
+        for image in extreme:
+            check_scaled(image, self.context.hf_processor, mm_kwargs, self.config.max_image_pixels)
+        with reraise_for_aspect_ratio(extreme[0]):
             return (yield)
 
 

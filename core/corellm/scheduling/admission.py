@@ -31,13 +31,10 @@ class AdmissionLimits:
         """Longest sequence, prompt and output together."""
         return min(self.max_model_len, self.kv_capacity)
 
-    def max_total_tokens_of(self, request: Request) -> int:
-        """Longest sequence of one request, beside which the cache holds what its part has there."""
-        return min(self.max_model_len, self.kv_capacity - request.part.num_slots(self.block_size))
-
     def refusal(self, request: Request) -> RequestError | None:
         """The error for a request that can never run; None if it can."""
-        return self._prompt_refusal(request) or self._item_refusal(request) or request.part.refusal(request, self)
+        of_items = self._item_refusal(request) if request.features else None
+        return self._prompt_refusal(request) or of_items or request.part.refusal(request, self)
 
     def _prompt_refusal(self, request: Request) -> PromptError | None:
         length = request.num_prompt_tokens

@@ -121,14 +121,16 @@ class BlockManager:
         self._extend(request, computed_blocks, missing, beside)
         return True
 
-    def reach(self, request: Request, start: int, stop: int) -> None:
-        """Say that the next step computes the tokens `[start, stop)`, for which the request has blocks."""
-        for user in self._users:
-            user.reach(request.request_id, self._tables[request.request_id], start, stop)
+    def reach(self, request: Request, start: int, stop: int) -> tuple[list[int], Sequence[Any]]:
+        """Say that the next step computes the tokens `[start, stop)`, for which the request has blocks.
 
-    def notes(self, request: Request) -> Sequence[Any]:
-        """Return what the worker must know of a request's chunk beside its block table."""
-        return [note for user in self._users for note in user.notes(request)] if self._users else ()
+        Returns:
+            What the worker must know of them: its live block table, and what users of blocks note beside it.
+        """
+        table = self._tables[request.request_id]
+        for user in self._users:
+            user.reach(request.request_id, table, start, stop)
+        return table, [note for user in self._users for note in user.notes(request)] if self._users else ()
 
     def take_messages(self) -> dict[str, Any]:
         """Return what users of blocks tell the worker of the time since the last call, by their names."""

@@ -25,6 +25,7 @@ class EncoderCache:
         step_embeds: how many of them are computed in a step at most; None for all.
 
     Attributes:
+        referenced_embeds: embeddings of entries that cannot be evicted now.
         queries: placeholders that an encoder's output was needed for.
         misses: how many of them had the encoder run.
     """
@@ -38,21 +39,16 @@ class EncoderCache:
         self._unreferenced: OrderedDict[str, None] = OrderedDict()
         self._held: dict[str, dict[int, str]] = {}  # request id -> feature index -> identifier
         self._used_embeds = 0
-        self._referenced_embeds = 0
+        self.referenced_embeds = 0
         self._freed: list[str] = []
 
     def __contains__(self, identifier: str) -> bool:
         return identifier in self._entries
 
     @property
-    def referenced_embeds(self) -> int:
-        """Embeddings of entries that cannot be evicted now."""
-        return self._referenced_embeds
-
-    @property
     def usage(self) -> float:
         """Share of the capacity that cannot be evicted now, 0 to 1."""
-        return self._referenced_embeds / self.capacity_embeds if self.capacity_embeds else 0.0
+        return self.referenced_embeds / self.capacity_embeds if self.capacity_embeds else 0.0
 
     def is_referenced(self, identifier: str) -> bool:
         """Whether the item is cached and a request's placeholder still needs it."""
@@ -64,7 +60,7 @@ class EncoderCache:
 
     def can_allocate(self, num_embeds: int) -> bool:
         """Whether an entry of this size fits once everything unreferenced is evicted."""
-        return self._referenced_embeds + num_embeds <= self.capacity_embeds
+        return self.referenced_embeds + num_embeds <= self.capacity_embeds
 
     def allocate(self, identifier: str, num_embeds: int, request_id: str, index: int) -> None:
         """Make a referenced entry for an item about to be encoded, evicting for room. It must fit and be new."""
@@ -85,7 +81,7 @@ class EncoderCache:
             return False
         if not entry.references:
             del self._unreferenced[identifier]
-            self._referenced_embeds += entry.num_embeds
+            self.referenced_embeds += entry.num_embeds
         if (request_id, index) not in entry.references:  # else it is held since an earlier chunk
             self.queries += 1
         entry.references.add((request_id, index))
@@ -102,7 +98,7 @@ class EncoderCache:
         entry.references.remove((request_id, index))
         if not entry.references:
             self._unreferenced[identifier] = None
-            self._referenced_embeds -= entry.num_embeds
+            self.referenced_embeds -= entry.num_embeds
 
     def release_all(self, request_id: str) -> None:
         """Drop every reference of a request, if it has any."""
@@ -123,7 +119,7 @@ class EncoderCache:
         """Forget every item and reference, from any state; the worker must drop its outputs itself."""
         self._entries, self._held, self._freed = {}, {}, []
         self._unreferenced = OrderedDict()
-        self._used_embeds = self._referenced_embeds = 0
+        self._used_embeds = self.referenced_embeds = 0
 
     def take_freed(self) -> list[str]:
         """Identifiers dropped since the last call: the worker drops their embeddings before it encodes new ones."""
@@ -142,8 +138,8 @@ class EncoderCache:
         if self._used_embeds > self.capacity_embeds:
             problems.append(f"{self._used_embeds} embeddings in a cache of {self.capacity_embeds}")
         referenced = {name: entry for name, entry in self._entries.items() if entry.references}
-        if sum(entry.num_embeds for entry in referenced.values()) != self._referenced_embeds:
-            problems.append(f"referenced entries do not add up to {self._referenced_embeds} embeddings")
+        if sum(entry.num_embeds for entry in referenced.values()) != self.referenced_embeds:
+            problems.append(f"referenced entries do not add up to {self.referenced_embeds} embeddings")
         if self._entries.keys() - referenced.keys() != self._unreferenced.keys():
             problems.append("an entry is evictable and referenced, or neither")
         by_entry = {(*holder, name) for name, entry in self._entries.items() for holder in entry.references}

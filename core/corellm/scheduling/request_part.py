@@ -77,7 +77,7 @@ class RequestPart:
             step: so far.
             plan: cuts a number of tokens to what encoders allow.
         """
-        return plan(request, start, wanted)
+        return plan(request, start, wanted) if request.features else (wanted, [])
 
     def items_needed(self, request: Request, start: int, stop: int) -> Iterator[ItemSlice]:
         """Yield what the tokens `[start, stop)` take of each item."""

@@ -142,7 +142,8 @@ class Scheduler:
         if request.error is not None:
             request.status = RequestStatus.FINISHED_IGNORED
             return False
-        request.limit_total_tokens(self.limits.max_total_tokens_of(request))
+        room = self.limits.kv_capacity - request.part.num_slots(self.limits.block_size)
+        request.limit_total_tokens(min(self.limits.max_model_len, room))
         priority = request.priority if self.config.scheduling_policy == "priority" else 0
         request.rank = (priority, next(self._arrivals))
         self.requests[request.request_id] = request
@@ -265,8 +266,7 @@ class Scheduler:
             if not request.is_decoding:
                 prefilling.append(request)
             elif self._make_room(request, step):
-                self.blocks.reach(request, request.num_computed_tokens, request.num_tokens)
-                step.add_decode(request, self.blocks.block_table(request.request_id), self.blocks.notes(request))
+                step.add_decode(request, *self.blocks.reach(request, request.num_computed_tokens, request.num_tokens))
         return prefilling
 
     def _add_drafts(self, step: StepPlan) -> None:
@@ -371,10 +371,10 @@ class Scheduler:
         return num_tokens, items
 
     def _add_chunk(self, request: Request, num_tokens: int, items: list[ItemSlice], step: StepPlan) -> None:
-        step.encode += self._encoders.commit(request, items)
+        if items:
+            step.encode += self._encoders.commit(request, items)
         start = request.num_computed_tokens
-        self.blocks.reach(request, start, start + num_tokens)
-        block_table, notes = self.blocks.block_table(request.request_id), self.blocks.notes(request)
+        block_table, notes = self.blocks.reach(request, start, start + num_tokens)
         if request.is_decoding:
             step.add_decode(request, block_table, notes)
         else:
@@ -416,8 +416,9 @@ class Scheduler:
             return None
         ahead = StepPlan(token_budget=0, block_size=self.blocks.block_size, running=self.running)
         for request in going_on:
-            self.blocks.reach(request, request.num_computed_tokens + 1, request.num_computed_tokens + 2)
-            ahead.add_decode_ahead(request, self.blocks.block_table(request.request_id))
+            position = request.num_computed_tokens + 1
+            block_table, _ = self.blocks.reach(request, position, position + 1)
+            ahead.add_decode_ahead(request, block_table)
         ahead.seal()
         ahead.messages = self.blocks.take_messages()
         self._steps.append(ahead)

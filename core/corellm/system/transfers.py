@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
@@ -23,22 +24,23 @@ def upload(array: NDArray[Any] | Tensor, device: torch.device) -> Tensor:
 def upload_all(held: Held, device: torch.device) -> Held:
     """Return a dataclass with its tensors on a device, also those of dataclasses in it; on the CPU it is the same.
 
-    A tensor that it has twice is copied once.
+    What it has twice is copied once.
     """
-    return held if device.type == "cpu" else _uploaded(held, device, {})
+    moved: Held = held if device.type == "cpu" else _uploaded(held, device, {})
+    return moved
 
 
-def _uploaded(held: Held, device: torch.device, known: dict[int, Tensor]) -> Held:
-    moved: dict[str, Any] = {}
-    for field in fields(held):  # type: ignore[arg-type]
-        value = getattr(held, field.name)
-        if isinstance(value, Tensor):
-            if id(value) not in known:
-                known[id(value)] = upload(value, device)
-            moved[field.name] = known[id(value)]
-        elif is_dataclass(value):
-            moved[field.name] = _uploaded(value, device, known)
-    return replace(held, **moved)  # type: ignore[type-var]
+def _uploaded(held: Any, device: torch.device, known: dict[int, Any]) -> Any:
+    """Return a tensor, a dataclass or a mapping on a device; anything else as it is. `known` is by id."""
+    if isinstance(held, Mapping):
+        return {key: _uploaded(value, device, known) for key, value in held.items()}
+    if id(held) not in known:
+        if isinstance(held, Tensor):
+            known[id(held)] = upload(held, device)
+        elif is_dataclass(held) and not isinstance(held, type):
+            moved = {field.name: _uploaded(getattr(held, field.name), device, known) for field in fields(held)}
+            known[id(held)] = replace(held, **moved)
+    return known.get(id(held), held)
 
 
 class Download:

@@ -12,8 +12,8 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -71,7 +71,7 @@ class DecodeGraphs:
         sizes: ascending.
         max_blocks: columns of block tables.
         position_rows: axes of positions: 1, or more for M-RoPE.
-        has_places: whether blocks have places of their own in some layers.
+        of_layers: what single layers are told of steps, as `FlatBatch` has it of any.
         device: of the step.
         make_graph: called once per size.
     """
@@ -85,10 +85,10 @@ class DecodeGraphs:
         position_rows: int,
         device: torch.device,
         make_graph: Callable[[], Graph],
-        has_places: bool = False,
+        of_layers: Mapping[int, AttentionMetadata] = MappingProxyType({}),
     ) -> None:
         self._step, self._sizes = step, list(sizes)
-        self._inputs = StaticInputs(sizes[-1], max_blocks, position_rows, device, has_places=has_places)
+        self._inputs = StaticInputs(sizes[-1], max_blocks, position_rows, device, of_layers)
         self._make_graph = make_graph
         self._captured: dict[int, Graph] = {}
         self._wasted: defaultdict[int, float] = defaultdict(float)
@@ -169,41 +169,48 @@ class StaticInputs:
 
     Args:
         max_num_seqs: rows of each tensor.
-        max_blocks, position_rows, device, has_places: as of `DecodeGraphs`.
+        max_blocks, position_rows, device, of_layers: as of `DecodeGraphs`.
     """
 
     def __init__(
-        self, max_num_seqs: int, max_blocks: int, position_rows: int, device: torch.device, *, has_places: bool = False
+        self,
+        max_num_seqs: int,
+        max_blocks: int,
+        position_rows: int,
+        device: torch.device,
+        of_layers: Mapping[int, AttentionMetadata] = MappingProxyType({}),
     ) -> None:
         self.device, self.position_rows = device, position_rows
-        pinned = device.type == "cuda"
-        self._host = torch.zeros(
-            position_rows + (4 if has_places else 3), max_num_seqs, dtype=torch.int64, pin_memory=pinned
-        )
+        kinds = {id(metadata): kind for kind, metadata in enumerate(_different(of_layers), start=1)}
+        self._kinds = {layer: kinds[id(metadata)] for layer, metadata in of_layers.items()}
+        """What a layer is told, by number; 0 is what all others are."""
+        pinned, num_kinds = device.type == "cuda", 1 + len(kinds)
+        self._host = torch.zeros(2 + position_rows + num_kinds, max_num_seqs, dtype=torch.int64, pin_memory=pinned)
+        """Rows: tokens, lengths, positions, and the slots of each kind."""
         self._values = torch.zeros_like(self._host, device=device)
-        self._tables = torch.zeros(max_num_seqs, max_blocks, dtype=torch.int64, device=device)
-        self._placed_tables = torch.zeros_like(self._tables) if has_places else None
+        self._tables = torch.zeros(num_kinds, max_num_seqs, max_blocks, dtype=torch.int64, device=device)
         self._starts = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
         self._copied = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
 
     def batch(self, size: int) -> FlatBatch:
         """Return the first `size` rows as a batch of decodes."""
-        token_ids, slots, lens = self._values[:3, :size]
-        positions = self._values[3 : 3 + self.position_rows, :size]
-        metadata = AttentionMetadata(
-            num_decodes=size,
-            query_lens=[1] * size,
-            seq_lens=[0] * size,
-            query_start_loc=self._starts[: size + 1],
-            seq_lens_tensor=lens,
-            block_tables=self._tables[:size],
-            slot_mapping=slots,
-        )
-        placed = None
-        if self._placed_tables is not None:
-            placed = replace(metadata, block_tables=self._placed_tables[:size], slot_mapping=self._values[-1, :size])
+        token_ids, lens = self._values[:2, :size]
+        positions = self._values[2 : 2 + self.position_rows, :size]
+        told = [
+            AttentionMetadata(
+                num_decodes=size,
+                query_lens=[1] * size,
+                seq_lens=[0] * size,
+                query_start_loc=self._starts[: size + 1],
+                seq_lens_tensor=lens,
+                block_tables=tables[:size],
+                slot_mapping=slots[:size],
+            )
+            for tables, slots in zip(self._tables, self._values[2 + self.position_rows :], strict=True)
+        ]
         positions = positions if len(positions) == 1 else positions[:, None]
-        return FlatBatch(token_ids, positions, metadata, placed=placed)
+        of_layers = {layer: told[kind] for layer, kind in self._kinds.items()}
+        return FlatBatch(token_ids, positions, told[0], of_layers=of_layers)
 
     def fill(self, batch: FlatBatch, size: int, token_ids: Tensor | None = None) -> None:
         """Write a batch into the first rows, and padding (token 0, the null block) into the others up to `size`.
@@ -212,24 +219,27 @@ class StaticInputs:
         """
         if self._copied is not None:
             self._copied.synchronize()  # the last step's inputs may still be in transit
-        metadata, placed = batch.metadata, batch.placed
-        num_seqs, width = metadata.block_tables.shape
-        host = self._host.numpy()
-        host[0, :num_seqs] = batch.input_ids.numpy()
-        host[1, :num_seqs], host[2, :num_seqs] = metadata.slot_mapping.numpy(), metadata.seq_lens
-        host[3 : 3 + self.position_rows, :num_seqs] = batch.positions.numpy().reshape(-1, num_seqs)
-        if placed is not None:
-            host[-1, :num_seqs] = placed.slot_mapping.numpy()
+        told = [batch.metadata, *_different(batch.of_layers)]
+        num_seqs, width = batch.metadata.block_tables.shape
+        host, slots = self._host.numpy(), 2 + self.position_rows
+        host[0, :num_seqs], host[1, :num_seqs] = batch.input_ids.numpy(), batch.metadata.seq_lens
+        host[2:slots, :num_seqs] = batch.positions.numpy().reshape(-1, num_seqs)
+        for row, metadata in zip(host[slots:], told, strict=True):
+            row[:num_seqs] = metadata.slot_mapping.numpy()
         host[:, num_seqs:size] = 0
         self._values.copy_(self._host, non_blocking=True)
         # stale entries beyond `width` lie behind every sequence and are never read
-        self._tables[:num_seqs, :width].copy_(upload(metadata.block_tables, self.device), non_blocking=True)
-        if self._placed_tables is not None and placed is not None:
-            self._placed_tables[:num_seqs, :width].copy_(upload(placed.block_tables, self.device), non_blocking=True)
+        for tables, metadata in zip(self._tables, told, strict=True):
+            tables[:num_seqs, :width].copy_(upload(metadata.block_tables, self.device), non_blocking=True)
         if token_ids is not None:
             self._values[0, :num_seqs].copy_(token_ids)
         if self._copied is not None:
             self._copied.record()
+
+
+def _different(of_layers: Mapping[int, AttentionMetadata]) -> Iterable[AttentionMetadata]:
+    """Return what is told to some layers, each once."""
+    return {id(metadata): metadata for metadata in of_layers.values()}.values()
 
 
 def _memory_used(device: torch.device) -> int:

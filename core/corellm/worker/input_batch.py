@@ -5,8 +5,8 @@ Knows block tables and positions; knows neither models nor embeddings. Arithmeti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
@@ -30,8 +30,8 @@ class FlatBatch:
     metadata: AttentionMetadata
     outputs: Tensor | None = None
     """`[num_outputs]`: the tokens whose hidden states are used; None for all."""
-    placed: AttentionMetadata | None = None
-    """`metadata` for layers in which blocks have places of their own; None where there are none."""
+    of_layers: Mapping[int, AttentionMetadata] = field(default_factory=dict)
+    """What parts tell single layers instead of `metadata`; one object for all that are told the same."""
 
 
 def lay_out(chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], block_size: int) -> FlatBatch:

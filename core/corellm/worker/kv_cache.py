@@ -172,16 +172,14 @@ class KVCache:
             self.places[block] = place
 
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy blocks to the host: `(device block, host block)` pairs."""
-        if pairs:
-            device, host = (list(side) for side in zip(*pairs, strict=True))
-            self._copy(self.layers, self._host, device, host)
+        """Copy blocks to the host: `(device block, host block)` pairs, one or more."""
+        device, host = (list(side) for side in zip(*pairs, strict=True))
+        self._copy(self.layers, self._host, device, host)
 
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy blocks back: `(host block, device block)` pairs."""
-        if pairs:
-            host, device = (list(side) for side in zip(*pairs, strict=True))
-            self._copy(self._host, self.layers, host, device)
+        """Copy blocks back: `(host block, device block)` pairs, one or more."""
+        host, device = (list(side) for side in zip(*pairs, strict=True))
+        self._copy(self._host, self.layers, host, device)
 
     def _copy(
         self, source: dict[int, LayerCache], target: dict[int, LayerCache], from_: list[int], to: list[int]

@@ -38,7 +38,7 @@ from corellm.worker.kv_cache import KVCache
 from corellm.worker.parts.proposals import proposals_of
 from corellm.worker.parts.step_part import StepPart
 from corellm.worker.sequence_state import SequenceState, rope_positions
-from corellm.worker.step_in_flight import Propose, StepInFlight
+from corellm.worker.step_in_flight import StepInFlight
 
 logger = logging.getLogger(__name__)
 
@@ -121,10 +121,12 @@ class ModelRunner:
     @for_inference
     def launch(self, batch: ScheduledBatch) -> StepInFlight:
         """Run one step as `execute` does, without waiting for its tokens."""
-        step = StepInFlight(batch, self._states, self._propose)
-        self.kv_cache.swap_out(batch.swap_out)
+        step = StepInFlight(batch, self._states, self._proposals)
+        if batch.swap_out:
+            self.kv_cache.swap_out(batch.swap_out)
         self._begin(step)
-        self.kv_cache.swap_in(batch.swap_in)
+        if batch.swap_in:
+            self.kv_cache.swap_in(batch.swap_in)
         for request_id in batch.released:
             self._states.pop(request_id, None)
         self.encoders.drop(batch.freed_items)
@@ -147,7 +149,7 @@ class ModelRunner:
         """
         assert self.graphs is not None
         assert before.tokens is not None
-        step = StepInFlight(batch, self._states, self._propose)
+        step = StepInFlight(batch, self._states, self._proposals)
         self._begin(step)
         states = [self._states[chunk.request_id] for chunk in batch.chunks]
         token_ids = before.tokens.token_ids
@@ -191,11 +193,6 @@ class ModelRunner:
         step.tokens = self.sampler.start(logits, states, ahead=ahead)
         for part in self.parts:
             part.commit()
-
-    @property
-    def _propose(self) -> Propose | None:
-        proposals = self._proposals
-        return proposals if proposals is not None and proposals.is_on else None
 
     @property
     def _runs_ahead(self) -> bool:
@@ -242,8 +239,7 @@ class ModelRunner:
 
     def _is_encoded(self, chunk: SequenceChunk, result: StepResult) -> bool:
         """Whether a chunk can be computed: its request has not failed, and does not because of an item's encoder."""
-        error = self._encoder_failure(chunk)
-        if error is not None:
+        if chunk.items and (error := self._encoder_failure(chunk)) is not None:
             result.failed.setdefault(chunk.request_id, error)
         return chunk.request_id not in result.failed
 
@@ -316,20 +312,14 @@ class ModelRunner:
 
     def forward(self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> Tensor:
         """Return the hidden states of the flat batch, `[num_tokens, hidden_size]`, or of its outputs alone."""
-        inputs_embeds, extra = self._inputs(batch, chunks, states)
+        # else a part has the items
+        inputs_embeds, extra = self.embed(batch.input_ids, chunks if self.merges_items else (), states)
         if not self.parts:
             return self._decode(batch, inputs_embeds, extra)
         with ExitStack() as around:
             for part in self.parts:
                 extra = {**extra, **around.enter_context(part.running(batch, chunks, states))}
             return self._decode(batch, inputs_embeds, extra)
-
-    def _inputs(
-        self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]
-    ) -> tuple[Tensor, Mapping[str, Any]]:
-        if self.merges_items:
-            return self.embed(batch.input_ids, chunks, states)
-        return self.embed_text(batch.input_ids), {}
 
     def embed(
         self, input_ids: Tensor, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]
@@ -354,17 +344,16 @@ class ModelRunner:
 
     def _decode(self, batch: FlatBatch, inputs_embeds: Tensor, extra: Mapping[str, Any]) -> Tensor:
         outputs = batch.outputs if self.trims and not extra else None  # further arguments may be of all tokens
+        of_parts = {name: value for part in self.parts for name, value in part.attention(batch).items()}
         hidden: Tensor = self._language_model(
             inputs_embeds=inputs_embeds[None],
             position_ids=batch.positions,
-            paged=self._paged(batch, outputs),
+            paged=PagedAttention(
+                self.backend, self.kv_cache.layers, batch.metadata, outputs, batch.of_layers, **of_parts
+            ),
             **{"use_cache": False, **extra},
         )[0][0]
         return hidden
-
-    def _paged(self, batch: FlatBatch, outputs: Tensor | None) -> PagedAttention:
-        of_parts = {name: value for part in self.parts for name, value in part.attention(batch).items()}
-        return PagedAttention(self.backend, self.kv_cache.layers, batch.metadata, outputs, **of_parts)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits of hidden states, `[num_seqs, vocab]`."""

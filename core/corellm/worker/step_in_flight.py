@@ -5,15 +5,14 @@ Knows its batch, tokens and result; knows nothing of how they are computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from corellm.sampling.sampler import SamplerOutput, TokensInFlight
 from corellm.scheduling.batch import ScheduledBatch, SequenceChunk, StepResult, TokenLogprobs
+from corellm.worker.parts.proposals import Proposals
 from corellm.worker.sequence_state import SequenceState
-
-Propose = Callable[[Mapping[str, Sequence[int]]], Mapping[str, list[int]]]
 
 
 class StepInFlight:
@@ -22,7 +21,7 @@ class StepInFlight:
     Args:
         batch: what it runs.
         states: of the worker's sequences; failed ones are removed.
-        propose: returns drafts of what comes after sampled tokens, as `StepPart.propose` does; None for none.
+        proposals: makes drafts of what comes after sampled tokens; None for none.
 
     Attributes:
         result: so far.
@@ -32,8 +31,10 @@ class StepInFlight:
         in_flight: whether it is a graph that still runs: only then can `launch_ahead` follow it.
     """
 
-    def __init__(self, batch: ScheduledBatch, states: dict[str, SequenceState], propose: Propose | None = None) -> None:
-        self.batch, self._states, self._propose = batch, states, propose
+    def __init__(
+        self, batch: ScheduledBatch, states: dict[str, SequenceState], proposals: Proposals | None = None
+    ) -> None:
+        self.batch, self._states, self._proposals = batch, states, proposals
         self.result = StepResult()
         self.chunks: Sequence[SequenceChunk] = ()
         self.settle: Callable[[StepInFlight], None] | None = None
@@ -54,9 +55,9 @@ class StepInFlight:
                 start, end = end, end + 1 + chunk.num_drafts
                 if chunk.request_id not in result.failed:  # an item's encoder did, or a part could not run it
                     self._take(chunk, output, start)
-            if self._propose is not None:
+            if self._proposals is not None and self._proposals.is_on:
                 names = [chunk.request_id for chunk in self.chunks if chunk.request_id in result.sampled]
-                result.drafts.update(self._propose({name: tuple(result.sampled[name]) for name in names}))
+                result.drafts.update(self._proposals({name: tuple(result.sampled[name]) for name in names}))
         for request_id in result.failed:
             self._states.pop(request_id, None)
         return result

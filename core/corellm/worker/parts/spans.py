@@ -5,9 +5,8 @@ Knows positions; attention heeds the arrays. Arithmetic is numpy on the host.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -40,11 +39,8 @@ class Spans(StepPart):
         if not self._windows_cut:
             outside = _outside(metadata, starts)
             metadata = replace(metadata, span_starts=torch.from_numpy(starts), num_decodes=outside)
-        return replace(batch, metadata=metadata)
-
-    def attention(self, batch: FlatBatch) -> Mapping[str, Any]:
-        """Return the layers in which no token sees a later one."""
-        return {"causal_layers": self._causal_layers}
+        causal = replace(metadata, visible_lens=None, span_starts=None)
+        return replace(batch, metadata=metadata, of_layers=dict.fromkeys(self._causal_layers, causal))
 
     def _visible(
         self, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -38,16 +37,15 @@ class Windows(StepPart):
         """Return the step with slots and block tables of blocks' places."""
         places, size = self._cache.places, self._cache.block_size
         slots, tables = batch.metadata.slot_mapping.numpy(), batch.metadata.block_tables.numpy()
-        placed = replace(
-            batch.metadata,
-            slot_mapping=torch.from_numpy(places[slots // size] * size + slots % size),
-            block_tables=torch.from_numpy(places[tables]),
-        )
-        return replace(batch, placed=placed)
-
-    def attention(self, batch: FlatBatch) -> Mapping[str, Any]:
-        """Return which layers take those."""
-        return {"placed": batch.placed, "placed_layers": self._cache.placed_layers}
+        slot_mapping = torch.from_numpy(places[slots // size] * size + slots % size)
+        block_tables = torch.from_numpy(places[tables])
+        told = {layer: batch.of_layers.get(layer, batch.metadata) for layer in self._cache.placed_layers}
+        placed = {
+            id(metadata): replace(metadata, slot_mapping=slot_mapping, block_tables=block_tables)
+            for metadata in {id(one): one for one in told.values()}.values()
+        }
+        of_layers = {layer: placed[id(metadata)] for layer, metadata in told.items()}
+        return replace(batch, of_layers={**batch.of_layers, **of_layers})
 
     def forget(self) -> None:
         """Take every block's place."""
