@@ -45,6 +45,7 @@ from corellm.errors import (
     UnsupportedModalityError,
 )
 from corellm.worker.encoder_graphs import EncoderGraphs
+from corellm_testing.together import generate_together
 from tests.fixtures import random_image
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
@@ -402,7 +403,7 @@ def test_a_failed_forward_pass_fails_only_the_guilty(llm: LLM, monkeypatch: pyte
         return right(*args, **kwargs)
 
     monkeypatch.setattr(llm.engine.runner._language_model, "forward", failing_once)
-    assert [o.outputs[0].token_ids for o in llm.generate(prompts, GREEDY, use_tqdm=False)] == want
+    assert [o.outputs[0].token_ids for o in generate_together(llm, prompts, [GREEDY] * 3)] == want
     assert calls, "a step of several requests failed"
 
     def failing_for_one(*args: Any, **kwargs: Any) -> Any:

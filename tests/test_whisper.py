@@ -30,6 +30,7 @@ from corellm.multimodal import (
 )
 from corellm.plugin.adapters import AdapterEntry
 from corellm.tiny_checkpoints import randomize_weights, train_tokenizer
+from corellm_testing.together import generate_together
 
 AUDIO, RATE, SECONDS, STATES = "<|audio|>", 16_000, 2, 100
 TEXTS = ("<|start|>", "<|start|>yes", "<|start|>What shape is in the picture?", "<|start|>one two three")
@@ -162,7 +163,7 @@ def requests() -> tuple[list[dict[str, Any]], list[SamplingParams]]:
 def test_tokens_are_transformers(checkpoint: Path, expected: list[list[int]], settings: dict[str, Any]) -> None:
     """The decoder continues the text, and attends to the audio: in chunks, and preempted."""
     with LLM(str(checkpoint), dtype="float32", **settings) as llm:
-        outputs = llm.generate(*requests(), use_tqdm=False)
+        outputs = generate_together(llm, *requests())
         assert [output.outputs[0].token_ids for output in outputs] == expected
         llm.engine.scheduler.blocks.check_integrity()
         assert llm.engine.max_model_len == settings.get("max_model_len", 96)

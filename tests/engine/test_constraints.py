@@ -146,11 +146,10 @@ def test_results_do_not_depend_on_steps_ahead(
         return step
 
     monkeypatch.setattr(ModelRunner, "sample_ahead", noted)
-    prompts, params = zip(*REQUESTS, strict=True)
     with LLM(str(tiny_llava), **OPTIONS, num_kv_blocks=num_kv_blocks) as llm:
         if llm.engine.runner.graphs is None:
             pytest.skip("no kernels here whose steps are recorded")
-        assert told(llm.generate(list(prompts), list(params), use_tqdm=False)) == alone
+        assert told(generate_together(llm, *zip(*REQUESTS, strict=True))) == alone
         assert bool(llm.engine.scheduler.get_stats().num_preemptions) == (num_kv_blocks < 200)
         assert not llm.engine.runner._states
     assert len(waited) > 8

@@ -40,6 +40,14 @@ def with_adapter(model: Any, adapter: LoRARequest) -> Any:
         return peft.PeftModel.from_pretrained(copy.deepcopy(model), adapter.lora_path).eval()
 
 
+def asking(prompts: Sequence[Any], adapters: Sequence[LoRARequest | None]) -> list[Any]:
+    """Prompts that name an adapter each, or none."""
+    return [
+        {**(prompt if isinstance(prompt, Mapping) else {"prompt": prompt}), **({"lora_request": one} if one else {})}
+        for prompt, one in zip(prompts, adapters, strict=True)
+    ]
+
+
 @dataclass(frozen=True)
 class Adapted:
     """A tiny checkpoint, adapters for it, and a model of transformers to compare with."""

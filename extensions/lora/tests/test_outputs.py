@@ -18,7 +18,8 @@ from corellm_lora.adapter_files import AdapterFiles
 from corellm_lora.adapters import Adapters
 from corellm_testing.reference import Continuation
 from corellm_testing.tiny_text import make_tiny_checkpoint
-from extensions.lora.tests.adapters import Adapted
+from corellm_testing.together import generate_together
+from extensions.lora.tests.adapters import Adapted, asking
 from tests.fixtures import random_image
 from tests.text_models.parity import PROMPTS
 
@@ -89,7 +90,8 @@ def engine(adapted: Adapted, **options: Any) -> LLM:
 def generate(llm: LLM, prompts: list[Any], adapters: Any) -> list[Any]:
     """Outputs of requests that run together."""
     params = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True, logprobs=0)
-    return list(llm.generate(prompts, params, use_tqdm=False, lora_request=adapters))
+    chosen = adapters if isinstance(adapters, list) else [adapters] * len(prompts)
+    return generate_together(llm, asking(prompts, chosen), [params] * len(prompts))
 
 
 def numbers_of(output: Any) -> tuple[list[int], list[float]]:

@@ -20,6 +20,7 @@ from corellm.worker.model_runner import ModelRunner
 from corellm_speculative import model_drafting
 from corellm_speculative.model_drafting import ModelDrafting
 from corellm_testing.tiny_text import make_tiny_checkpoint
+from corellm_testing.together import generate_together
 from extensions.speculative.tests.draft_checkpoints import near, stranger
 from tests.fixtures import random_image
 from tests.text_models.stateful import MAIN
@@ -121,7 +122,7 @@ def test_steps_with_more_rows_than_sequences_are_replayed(itself: LLM, monkeypat
 
     monkeypatch.setattr(DecodeGraphs, "run", noted)
     monkeypatch.setattr(ModelRunner, "forward", noted_forward)
-    itself.generate(TEXTS, GREEDY, use_tqdm=False)
+    generate_together(itself, TEXTS, [GREEDY] * 2)
     assert max(rows) == OPTIONS["max_num_seqs"] * (1 + NUM_DRAFTS)
     assert len(eager) <= 4  # each prompt, in both models
 

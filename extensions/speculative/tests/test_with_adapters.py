@@ -14,7 +14,8 @@ from corellm.worker.decode_graphs import DecodeGraphs
 from corellm.worker.input_batch import FlatBatch
 from corellm_speculative import model_drafting
 from corellm_testing.tiny_text import make_tiny_checkpoint
-from extensions.lora.tests.adapters import Adapted
+from corellm_testing.together import generate_together
+from extensions.lora.tests.adapters import Adapted, asking
 
 OPTIONS: dict[str, Any] = {
     "dtype": "float32", "max_model_len": 120, "num_kv_blocks": 60, "max_num_seqs": 3,
@@ -45,7 +46,7 @@ def test_outputs_with_adapters_are_those_without_drafts(tmp_path: Path, monkeypa
         with LLM(str(path), speculative_config=config, **OPTIONS) as llm:
             if config is not None:
                 monkeypatch.setattr(DecodeGraphs, "run", noted)
-            outputs = llm.generate(TEXTS, params, use_tqdm=False, lora_request=adapted.requests(NAMES))
+            outputs = generate_together(llm, asking(TEXTS, adapted.requests(NAMES)), [params] * len(TEXTS))
             found.append([(list(o.outputs[0].token_ids), o.outputs[0].logprobs) for o in outputs])
             counts, has_graphs = llm.engine.scheduler.get_stats(), llm.engine.runner.graphs is not None
     assert found[0] == found[1] or torch.cuda.is_available()
