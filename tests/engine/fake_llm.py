@@ -6,7 +6,8 @@ Prompts are `ProcessedPrompt`s. A step takes microseconds, so a test can run tho
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -99,8 +100,8 @@ def fake_llm(monkeypatch: pytest.MonkeyPatch, setup: Setup, tokenizer: Any, *, r
         input_processor=processor,
         scheduler=simulation.scheduler,
         runner=FakeRunner(simulation.worker, runs_ahead=runs_ahead),
-        executor=ThreadPoolExecutor(1),
-        templates=SimpleNamespace(close=lambda: None),
+        executor=None,
+        closing=ExitStack(),
         places={},
         capture=None,
         eos_token_ids=frozenset({EOS}),

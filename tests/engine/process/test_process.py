@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from corellm import LLM, AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
 from corellm.engine.process.client import ProcessLLM
-from corellm.errors import AbsentMethodError, CorellmError, InvalidParameterError
+from corellm.errors import AbsentMethodError, CorellmError, InvalidParameterError, RequestFailedError
 from tests.fixtures import random_image
 
 ENGINE = {"dtype": "float32", "max_num_batched_tokens": 64, "block_size": 8, "max_model_len": 256}
@@ -249,6 +249,11 @@ def test_maintenance(llm: ProcessLLM, tmp_path: Path) -> None:
             await llm.stop_profile()
         with pytest.raises(AbsentMethodError, match="apply_model"):
             await llm.apply_model(len)
+        with pytest.raises(InvalidParameterError, match="plain data"):  # before it is sent
+            await llm.in_engine(repr, object())
+        with pytest.raises(RequestFailedError, match="TypeError"):  # the result cannot come back
+            await llm.in_engine(type)
+        assert "LLMEngine" in await llm.in_engine(repr)
         await llm.start_profile(tmp_path / "trace.json")
         await final(llm, "a", SamplingParams(max_tokens=2))
         assert await llm.stop_profile() == tmp_path / "trace.json"
