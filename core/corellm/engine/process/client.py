@@ -18,7 +18,6 @@ from corellm.engine.metrics import Metric
 from corellm.engine.process.codec import metrics_of, plain_metrics
 from corellm.engine.process.remote_engine import RemoteEngine
 from corellm.errors import AbsentMethodError, EngineDeadError
-from corellm.frontend.input_processor import InputProcessor
 
 _Result = TypeVar("_Result")
 
@@ -61,11 +60,6 @@ class ProcessLLM(AsyncLLM):
     def max_num_seqs(self) -> int:
         """Most sequences that run at once."""
         return self.engine.sizes.max_num_seqs
-
-    @property
-    def input_processor(self) -> InputProcessor:
-        """Prepares prompts, in any thread, without running them."""
-        return self.engine.input_processor
 
     @property
     def pid(self) -> int:

@@ -76,6 +76,8 @@ class RemoteEngine:
                 self._process.close()
                 raise
         self.context, self.input_processor = self._front_end.context, self._front_end.input_processor
+        self.tasks, self.reads_pairs = self.sizes.tasks, self.sizes.reads_pairs
+        self.eos_token_ids = self.sizes.eos_token_ids
         self.fetching_threads = config.fetching.fetching_threads
         self.trace = None
         """Traces are the other process's."""
@@ -117,21 +119,6 @@ class RemoteEngine:
     def get_default_sampling_params(self) -> SamplingParams:
         """As `LLMEngine.get_default_sampling_params`."""
         return self._default_params.clone()
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        """The tasks that requests may have."""
-        return self.sizes.tasks
-
-    @property
-    def reads_pairs(self) -> bool:
-        """As `LLMEngine.reads_pairs`."""
-        return self.sizes.reads_pairs
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """As `LLMEngine.eos_token_ids`."""
-        return self.sizes.eos_token_ids
 
     def own_params(self, given: Any) -> Any:
         """As `LLMEngine.own_params`; what the loaded model alone can refuse comes as an output."""
