@@ -65,11 +65,3 @@ class TextTokenizer:
             and backend.padding is None
             and backend.encode_special_tokens == self._tokenizer.split_special_tokens
         )
-
-
-def lower_case(tokenizer: Any) -> None:
-    """Let a tokenizer read all text in lower case."""
-    from tokenizers.normalizers import Lowercase, Sequence
-
-    backend = tokenizer.backend_tokenizer
-    backend.normalizer = Sequence([Lowercase(), *([] if backend.normalizer is None else [backend.normalizer])])

@@ -103,9 +103,7 @@ class PoolingUse(ModelUse):
         if stated is None:
             return PooledInputs
         if stated.lowers_case:
-            from corellm.frontend.text_tokenizer import lower_case
-
-            lower_case(context.tokenizer)
+            _lower_case(context.tokenizer)
         sides = None if stated.late is None else text_sides(stated.late, context.tokenizer, max_model_len)
         return partial(PooledInputs, named=stated.prompts, default_name=stated.default_prompt, sides=sides)
 
@@ -184,3 +182,11 @@ class PoolingUse(ModelUse):
         """Return the prompt that the model reads, and what its worker must know of it; errors as of `ready_to_pool`."""
         pooled = prompt if isinstance(prompt, PooledPrompt) else PooledPrompt.of(prompt)  # as it came from a process
         return ready_to_pool(pooled, params, longest, inputs.end_tokens)
+
+
+def _lower_case(tokenizer: Any) -> None:
+    """Let a tokenizer read all text in lower case."""
+    from tokenizers.normalizers import Lowercase, Sequence
+
+    backend = tokenizer.backend_tokenizer
+    backend.normalizer = Sequence([Lowercase(), *([] if backend.normalizer is None else [backend.normalizer])])
