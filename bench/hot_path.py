@@ -37,7 +37,7 @@ PATH: list[tuple[str, str, str]] = [
     (IMAGE, "worker/encoder_runner.py", "EncoderRunner._run_batch EncoderRunner._embed EncoderRunner._joined"),
     (IMAGE, "worker/encoder_runner.py", "EncoderRunner._encode EncoderRunner.output"),
     (ALL, "worker/model_runner.py", "ModelRunner._is_encoded ModelRunner._compute ModelRunner.run"),
-    (ALL, "worker/model_runner.py", "ModelRunner.lay_out"),
+    (ALL, "worker/model_runner.py", "ModelRunner.lay_out ModelRunner._paged"),
     (ALL, "worker/input_batch.py", "lay_out _positions"),
     (ALL, "worker/model_runner.py", "ModelRunner.forward ModelRunner.embed"),
     (IMAGE, "worker/item_embeddings.py", "select_embeddings"),
@@ -88,7 +88,7 @@ ASIDE: dict[str, str] = {
     "worker/sequence_state.py": "SequenceState.sync_blocks rope_positions",
     "system/transfers.py": "upload upload_all",
     "modelling/unused_layers.py": "_unchanged",
-    "worker/encoder_runner.py": "EncoderRunner.drop EncoderRunner._moved _with_own_storage",
+    "worker/encoder_runner.py": "EncoderRunner.drop _with_own_storage",
     "worker/encoder_outputs.py": "checked_outputs _one_per_item are_finite",
     "multimodal/fields.py": (
         "group_joinable _join_key _joined_type join_items _join MultiModalKwargsItem.__iter__ "

@@ -185,10 +185,11 @@ class InputProcessor:
                 if fields.get(name) is not None
             }
             processed = self.process_fields(fields if priority is None else {**fields, "priority": priority})
-            processed.extra |= extra
-            variants = (self._extensions_keys[name].variant(read) for name, read in extra.items())
-            variant = "-".join(filter(None, variants))
-            processed.features = [feature.of_variant(variant) for feature in processed.features]
+            if extra:
+                processed.extra |= extra
+                variants = (self._extensions_keys[name].variant(read) for name, read in extra.items())
+                variant = "-".join(filter(None, variants))
+                processed.features = [feature.of_variant(variant) for feature in processed.features]
             return processed
 
     def process_fields(self, fields: Mapping[str, Any]) -> ProcessedPrompt:

@@ -9,6 +9,6 @@ order:
     admission           which of them may start; `headroom` keeps blocks free for those that run
     scheduler           what the next step computes: a `step_plan`, which the worker takes as a `batch`
     block_manager       block tables; `block_pool` counts references, `block_hash` finds equal prefixes
-    block_user          who else keeps blocks: `window_blocks`, and `encoder_prompt` with `state_slots`
+    block_user          who else keeps blocks: `window_blocks`, and `encoder_prompt`
     encoder_plan        which encoders run in a step; `encoder_cache` knows whose outputs the worker has
 """

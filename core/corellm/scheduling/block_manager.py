@@ -128,9 +128,13 @@ class BlockManager:
             What the worker must know of them: its live block table, and what users of blocks note beside it.
         """
         table = self._tables[request.request_id]
+        if not self._users:
+            return table, ()
+        notes: list[Any] = []
         for user in self._users:
             user.reach(request.request_id, table, start, stop)
-        return table, [note for user in self._users for note in user.notes(request)] if self._users else ()
+            notes += user.notes(request)
+        return table, notes
 
     def take_messages(self) -> dict[str, Any]:
         """Return what users of blocks tell the worker of the time since the last call, by their names."""

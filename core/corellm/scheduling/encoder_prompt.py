@@ -22,7 +22,6 @@ from corellm.scheduling.block_pool import BlockPool
 from corellm.scheduling.block_user import BlockUser, Wanted
 from corellm.scheduling.request import Request
 from corellm.scheduling.request_part import PlanItems, RequestPart
-from corellm.scheduling.state_slots import StateSlots
 from corellm.scheduling.step_plan import StepPlan
 
 Opening = tuple[Sequence[Sequence[int]], Sequence[int]]
@@ -152,6 +151,16 @@ def digest_of(num_states: int, cache_salt: str | None, parts: Iterable[bytes]) -
         digest.update(len(part).to_bytes(8, "little"))  # framed, as in `block_hash`
         digest.update(part)
     return digest.digest()
+
+
+@dataclass(frozen=True, slots=True)
+class StateSlots:
+    """Where the states lie that a chunk attends to across: what the worker is told of it. Plain data."""
+
+    block_table: Sequence[int]
+    num_states: int
+    encodes: bool
+    """Whether the encoder runs in this step and they are written; else they were in an earlier one."""
 
 
 class StateBlocks(BlockUser):

@@ -24,7 +24,7 @@ from corellm.scheduling.batch import ItemSlice, ScheduledBatch, SequenceChunk, S
 from corellm.scheduling.block_manager import BlockManager
 from corellm.scheduling.encoder_cache import EncoderCache
 from corellm.scheduling.encoder_plan import EncoderPlanner
-from corellm.scheduling.headroom import Headroom
+from corellm.scheduling.headroom import headroom, is_exhausted
 from corellm.scheduling.request import Request, RequestStatus
 from corellm.scheduling.request_queue import RequestQueue
 from corellm.scheduling.step_plan import StepPlan
@@ -111,7 +111,6 @@ class Scheduler:
         self.waiting = RequestQueue()
         self.swapped = RequestQueue()
         self._encoders = EncoderPlanner(encoder_cache)
-        self._headroom = Headroom(block_manager.capacity)
         self._clock = clock
         self._arrivals = itertools.count()
         self._released: list[str] = []
@@ -266,7 +265,8 @@ class Scheduler:
             if not request.is_decoding:
                 prefilling.append(request)
             elif self._make_room(request, step):
-                step.add_decode(request, *self.blocks.reach(request, request.num_computed_tokens, request.num_tokens))
+                block_table, notes = self.blocks.reach(request, request.num_computed_tokens, request.num_tokens)
+                step.add_decode(request, block_table, notes)
         return prefilling
 
     def _add_drafts(self, step: StepPlan) -> None:
@@ -348,7 +348,7 @@ class Scheduler:
         return step.token_budget > 0 and len(self.running) < self.max_num_seqs
 
     def _reserve(self, request: Request) -> int:
-        return self._headroom.blocks(request) if self.running else 0
+        return headroom(request, self.blocks.capacity) if self.running else 0
 
     def _prefix_is_coming(self, request: Request, num_cached_blocks: int, step: StepPlan) -> bool:
         """Whether this step computes the next block that the request needs: then it waits, and shares the block."""
@@ -460,7 +460,7 @@ class Scheduler:
         step.has_preempted = True
         self._num_preemptions += 1
         request.num_preemptions += 1
-        if self._headroom.is_exhausted(request):
+        if is_exhausted(request, self.blocks.capacity):
             request.rank = (float("-inf"), request.rank[1])
         copies = self.blocks.swap_out(request) if self.config.preemption_mode == "swap" else None
         if copies is not None:

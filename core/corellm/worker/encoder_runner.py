@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ class EncoderRunner:
     ) -> None:
         self._hooks, self._model, self.width = hooks, model, width
         self._dtype, self._device, self._around = dtype, device, around
+        self._moved = partial(floating_to, dtype=dtype, device=device)
         self._outputs: dict[str, Tensor] = {}
         self._failures: dict[str, CorellmError] = {}
         self._unsettled: list[tuple[Sequence[MultiModalFeature], Tensor]] = []
@@ -162,9 +164,6 @@ class EncoderRunner:
 
     def _joined(self, features: Sequence[MultiModalFeature]) -> dict[str, Any]:
         return join_items([feature.data for feature in features], self._moved)
-
-    def _moved(self, data: Any) -> Any:
-        return floating_to(data, self._dtype, self._device)
 
     def _encode(self, modality: str, mm_kwargs: Mapping[str, Any]) -> Any:
         return self._hooks.get_multimodal_embeddings(model=self._model, modality=modality, mm_kwargs=mm_kwargs)

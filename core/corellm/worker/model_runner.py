@@ -344,16 +344,17 @@ class ModelRunner:
 
     def _decode(self, batch: FlatBatch, inputs_embeds: Tensor, extra: Mapping[str, Any]) -> Tensor:
         outputs = batch.outputs if self.trims and not extra else None  # further arguments may be of all tokens
-        of_parts = {name: value for part in self.parts for name, value in part.attention(batch).items()}
         hidden: Tensor = self._language_model(
             inputs_embeds=inputs_embeds[None],
             position_ids=batch.positions,
-            paged=PagedAttention(
-                self.backend, self.kv_cache.layers, batch.metadata, outputs, batch.of_layers, **of_parts
-            ),
+            paged=self._paged(batch, outputs),
             **{"use_cache": False, **extra},
         )[0][0]
         return hidden
+
+    def _paged(self, batch: FlatBatch, outputs: Tensor | None) -> PagedAttention:
+        of_parts = {name: value for part in self.parts for name, value in part.attention(batch).items()}
+        return PagedAttention(self.backend, self.kv_cache.layers, batch.metadata, outputs, batch.of_layers, **of_parts)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits of hidden states, `[num_seqs, vocab]`."""

@@ -6,6 +6,7 @@ written to the paged cache when the decoder makes them; where it asks for cached
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -79,23 +80,13 @@ class _EncoderKeys:
 
     def __init__(self, keys: Tensor, write: WriteKeysAndValues | None) -> None:
         self._keys, self._write = keys, write
-        self.layers = _EveryLayer(keys)
+        self.layers: Any = defaultdict(lambda: SimpleNamespace(keys=keys, values=keys))  # all the same
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Write a layer's keys and values, `[1, num_kv_heads, num_new_states, head_size]`."""
         assert self._write is not None
         self._write(layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
         return self._keys, self._keys
-
-
-class _EveryLayer:
-    """The layers of `_EncoderKeys`: all the same."""
-
-    def __init__(self, keys: Tensor) -> None:
-        self._layer = SimpleNamespace(keys=keys, values=keys)
-
-    def __getitem__(self, layer: int) -> SimpleNamespace:
-        return self._layer
 
 
 def decoder_arguments(

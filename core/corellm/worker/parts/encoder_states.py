@@ -19,7 +19,7 @@ from corellm.attention.cross_attention import CrossAttention, stand_in
 from corellm.errors import ContractError
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.scheduling.batch import SequenceChunk
-from corellm.scheduling.state_slots import StateSlots
+from corellm.scheduling.encoder_prompt import StateSlots
 from corellm.system.transfers import upload
 from corellm.worker.input_batch import FlatBatch
 from corellm.worker.item_embeddings import select_embeddings

@@ -19,8 +19,8 @@ from corellm.attention.backend import CrossAttentionMetadata
 from corellm.errors import ContractError
 from corellm.plugin.hook_callers import adapter_implements
 from corellm.scheduling.batch import SequenceChunk
+from corellm.scheduling.encoder_prompt import StateSlots
 from corellm.scheduling.item_states import VisibleStates
-from corellm.scheduling.state_slots import StateSlots
 from corellm.system.transfers import upload
 from corellm.worker.input_batch import FlatBatch
 from corellm.worker.model_runner import ModelRunner
