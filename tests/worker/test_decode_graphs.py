@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +264,22 @@ def test_padding_is_of_no_sequence() -> None:
     assert batch.metadata.seq_lens_tensor.tolist() == [61, 62, 0, 0]
     assert batch.metadata.block_tables[:2, :2].tolist() == [[81, 81], [82, 82]]
     assert batch.metadata.query_start_loc.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_layers_that_are_told_something_else_have_inputs_of_their_own() -> None:
+    """Layers told the same share them, as backends plan by the object; the others do not see them."""
+    given = batch_of(2)
+    other = replace(given.metadata, slot_mapping=given.metadata.slot_mapping + 9, block_tables=torch.full((2, 2), 7))
+    given = replace(given, of_layers={1: other, 3: other})
+    inputs = StaticInputs(4, 3, 1, CPU, given.of_layers)
+    inputs.fill(given, 2)
+    batch = inputs.batch(2)
+    assert batch.of_layers.keys() == {1, 3}
+    assert batch.of_layers[1] is batch.of_layers[3]
+    for metadata, wanted in ((batch.metadata, given.metadata), (batch.of_layers[1], other)):
+        assert metadata.slot_mapping.tolist() == wanted.slot_mapping.tolist()
+        assert metadata.block_tables[:, :2].tolist() == wanted.block_tables.tolist()
+        assert metadata.seq_lens_tensor.tolist() == [61, 62]
 
 
 def counted_step(fails: int = 0) -> tuple[list[int], Callable[[Any], Tensor]]:

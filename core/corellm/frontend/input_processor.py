@@ -7,7 +7,6 @@ knows no scheduler and no worker.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from types import MappingProxyType
@@ -16,13 +15,10 @@ from typing import Any
 from corellm.config import suggestion
 from corellm.errors import (
     ContractError,
-    CorellmError,
     InvalidParameterError,
     MultiModalError,
-    ProcessingError,
     PromptError,
     PromptTooLongError,
-    raised_at,
 )
 from corellm.frontend.bad_words import word_sequences
 from corellm.frontend.chat_processor import ChatOptions, ChatProcessor, RenderedChat
@@ -52,6 +48,7 @@ PROMPT_KEYS = frozenset(
     }
 )  # fmt: skip
 """Keys of a prompt given as a dictionary."""
+_PREPARING = "preparing the prompt"
 
 
 @dataclass
@@ -177,7 +174,7 @@ class InputProcessor:
                 raise InvalidParameterError(f"{min(prompt_keys)}: the prompt is prepared; prepare it with this key")
             return prompt
         keys = {} if prompt_keys is None else self._checked_keys(prompt_keys)
-        with _preparing():
+        with adapter_errors(_PREPARING):
             fields = {**self._fields(prompt), **keys} if keys else self._fields(prompt)
             extra = {
                 name: key.read(fields[name])
@@ -232,7 +229,7 @@ class InputProcessor:
             part = part_of_prompt(
                 self._hooks, processed.token_ids, processed.features, processed.cache_salt, processed.decoder
             )
-        with _preparing():
+        with adapter_errors(_PREPARING):
             for name, read in processed.extra.items():
                 part = self._extensions_keys[name].around(part, read)
                 if not isinstance(part, RequestPart):
@@ -284,10 +281,8 @@ class InputProcessor:
         """Return the tokens of a prompt's text, which has these keys.
 
         Raises:
-            PromptError: it is not valid Unicode.
-            PromptTooLongError: it can never fit.
+            PromptError, PromptTooLongError: as of `encode`.
         """
-        self.text_limit.check(text)
         return self.encode(text, add_special_tokens=True)
 
     def known(self, token_ids: list[int]) -> list[int]:
@@ -355,7 +350,7 @@ class InputProcessor:
             MultiModalError: an item is wrong, or cannot be fetched.
         """
         chosen, extra = ChatOptions.of(options), {} if prompt_keys is None else self._checked_keys(prompt_keys)
-        with _preparing():
+        with adapter_errors(_PREPARING):
             normalized = self._chat.normalized(messages, chosen)
         if is_begun(normalized):
             chosen = replace(chosen, continue_final_message=True)
@@ -412,7 +407,7 @@ class InputProcessor:
             )
 
     def _rendered(self, messages: Messages, options: ChatOptions) -> RenderedChat:
-        with _preparing():
+        with adapter_errors(_PREPARING):
             return self._chat.render(messages, options, self.chat_template)
 
     def _process_rendered(self, messages: Messages, chat: RenderedChat, fields: Mapping[str, Any]) -> ProcessedPrompt:
@@ -440,7 +435,7 @@ class InputProcessor:
             modality = part["type"]
             given, uuids = {modality: [part[modality]]}, {modality: [part.get("uuid")]}
             try:
-                with _preparing():
+                with adapter_errors(_PREPARING):
                     return self.mm_processor.expansion(
                         given, fields["mm_processor_kwargs"], uuids, fields["cache_salt"]
                     )
@@ -461,17 +456,18 @@ class InputProcessor:
         """Text to token ids, nothing added.
 
         Raises:
-            PromptTooLongError: the text can never fit.
+            PromptError, PromptTooLongError: as of `encode`.
         """
-        self.text_limit.check(text)
         return self.encode(text, add_special_tokens=False)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the tokens of a text.
 
         Raises:
+            PromptTooLongError: it can never fit.
             PromptError: it is not valid Unicode.
         """
+        self.text_limit.check(text)
         if not is_unicode(text):
             raise PromptError("the prompt is not valid Unicode text; decode it with the encoding it was written in")
         return self.text_tokenizer(text, add_special_tokens=add_special_tokens)
@@ -521,19 +517,6 @@ class InputProcessor:
         """`word_sequences` of a word, those of the last thousand kept."""
         decode = partial(self.tokenizer.decode, clean_up_tokenization_spaces=False)
         return lru_cache(maxsize=1024)(partial(word_sequences, tokenize=self.tokenize, decode=decode))
-
-
-@contextmanager
-def _preparing() -> Iterator[None]:
-    """Turn untyped errors of adapters, templates and tokenizers into a `ProcessingError`."""
-    try:
-        yield
-    except CorellmError:
-        raise
-    except Exception as error:
-        raise ProcessingError(
-            f"preparing the prompt failed with {type(error).__name__}: {error} ({raised_at(error)})"
-        ) from error
 
 
 def with_request_id(error: Exception, request_id: str) -> Exception:

@@ -47,10 +47,10 @@ def call_hook(hook: Callable[_P, _R], *_: _P.args, **arguments: _P.kwargs) -> _R
 
 @contextmanager
 def adapter_errors(what: str) -> Iterator[None]:
-    """Raise `ProcessingError` for any untyped error of an adapter or its processor.
+    """Raise `ProcessingError` for any untyped error of an adapter, its processor, a template or a tokenizer.
 
     Args:
-        what: the hook, or what the adapter does, for the message.
+        what: the hook, or what is done, for the message.
     """
     try:
         yield
