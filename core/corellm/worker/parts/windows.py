@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from corellm.attention.backend import AttentionMetadata
 from corellm.errors import CorellmError
 from corellm.scheduling.batch import ScheduledBatch, SequenceChunk
 from corellm.worker.input_batch import FlatBatch
@@ -39,13 +40,13 @@ class Windows(StepPart):
         slots, tables = batch.metadata.slot_mapping.numpy(), batch.metadata.block_tables.numpy()
         slot_mapping = torch.from_numpy(places[slots // size] * size + slots % size)
         block_tables = torch.from_numpy(places[tables])
-        told = {layer: batch.of_layers.get(layer, batch.metadata) for layer in self._cache.placed_layers}
-        placed = {
-            id(metadata): replace(metadata, slot_mapping=slot_mapping, block_tables=block_tables)
-            for metadata in {id(one): one for one in told.values()}.values()
-        }
-        of_layers = {layer: placed[id(metadata)] for layer, metadata in told.items()}
-        return replace(batch, of_layers={**batch.of_layers, **of_layers})
+        of_layers, placed = dict(batch.of_layers), dict[int, AttentionMetadata]()
+        for layer in self._cache.placed_layers:
+            told = batch.of_layers.get(layer, batch.metadata)
+            if id(told) not in placed:  # one for all layers that were told the same
+                placed[id(told)] = replace(told, slot_mapping=slot_mapping, block_tables=block_tables)
+            of_layers[layer] = placed[id(told)]
+        return replace(batch, of_layers=of_layers)
 
     def forget(self) -> None:
         """Take every block's place."""
