@@ -35,10 +35,10 @@ register_attention()
 
 # --- whole models ---------------------------------------------------------------------------------------------------
 
-QWEN_PROMPT = "<|vision_start|><|image_pad|><|vision_end|>What is this?"
+QWEN_PROMPT = "<|vision_start|><|image_pad|><|vision_end|>What?"
 FAMILIES: dict[str, tuple[str, str | None, str, list[str]]] = {
     "llava": (
-        "corellm_llava.tiny", None, "USER: <image>\nWhat is this? ASSISTANT:",
+        "corellm_llava.tiny", None, "<image>\nWhat?",
         ["8 x LayerNorm", "5 x LlamaRMSNorm", "2 x LlamaMLP", "2 x LlamaAttention", "2 x LlamaDecoderLayer"],
     ),
     "qwen2_vl": (
@@ -59,8 +59,8 @@ FAMILIES: dict[str, tuple[str, str | None, str, list[str]]] = {
             "3 x Qwen3VLTextDecoderLayer",
         ],
     ),
-    "blip2": ("corellm_blip2.tiny", None, "What is this?", ["16 x LayerNorm"]),
-    "fuyu": ("corellm_fuyu.tiny", None, "What is this?", ["9 x LayerNorm", "2 x PersimmonDecoderLayer"]),
+    "blip2": ("corellm_blip2.tiny", None, "What?", ["16 x LayerNorm"]),
+    "fuyu": ("corellm_fuyu.tiny", None, "What?", ["9 x LayerNorm", "2 x PersimmonDecoderLayer"]),
 }  # fmt: skip
 """Module, architecture, a prompt with an image, and what is fused: attention of text decoders only."""
 
@@ -91,7 +91,7 @@ def load(path: Path) -> LLM:
 def greedy(llm: LLM, family: str, max_tokens: int = 5) -> list[list[int]]:
     """The greedy tokens of a prompt with an image, and of one without."""
     prompts: list[Any] = [
-        {"prompt": FAMILIES[family][2], "multi_modal_data": {"image": random_image(40, 30, 1)}}, "Hello, who is there?"
+        {"prompt": FAMILIES[family][2], "multi_modal_data": {"image": random_image(40, 30, 1)}}, "Who is it?"
     ]  # fmt: skip
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     return [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
