@@ -30,6 +30,7 @@ from tests.wheels.environments import (
     extension_projects,
     installed,
     plugin_projects,
+    unpacked,
 )
 
 
@@ -124,7 +125,8 @@ SHOWN = {"corellm-llava", "corellm-qwen-vl", "corellm-qwen-audio", "corellm-tran
 """Plugins that are also run by the command, and missed once they are uninstalled: of each modality, and the fallback.
 
 With `--full` all are. The rules load a model as the command does; that the error of a missing plugin names the right
-one of each architecture is proved in the checkout.
+one of each architecture is proved in the checkout. The wheels of the others are unpacked here, and installed by pip in
+`check_together`.
 """
 FEW_RULES = ["-k", "an_entry_point_names or it_loads or (test_greedy_equals_the_reference and 16-prefix)"]
 """Options of pytest for the rules that use all of a wheel: it is found, loads, and the reference gives its tokens."""
@@ -133,8 +135,9 @@ FEW_RULES = ["-k", "an_entry_point_names or it_loads or (test_greedy_equals_the_
 def check_alone(plugin: str, work: Path, wheels: Wheels, rules: Sequence[str]) -> None:
     """Check a plugin with no other installed: it keeps the contract, can be copied, and is used as `SHOWN` says."""
     is_shown = plugin in SHOWN or not rules
-    environment = installed(work / plugin, [plugin, "corellm-testing"], wheels)
-    listed = environment.corellm("plugins")
+    make = installed if is_shown else unpacked
+    environment = make(work / plugin, [plugin, "corellm-testing"], wheels)
+    listed = environment.python("-c", "from corellm.cli import main; main(['plugins'])")
     for model in PLUGINS[plugin]:
         expect(model.listed, listed)
         if is_shown:
