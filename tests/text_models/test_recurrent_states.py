@@ -20,18 +20,17 @@ from corellm_testing.tiny_text import make_tiny_checkpoint
 from tests.text_models.parity import LENGTHS, PROMPTS, Model, generated
 from tests.text_models.stateful import MAIN, MORE
 
-_SCARCE = {"max_num_batched_tokens": 24, "block_size": 8, "num_kv_blocks": 16}
+_SCARCE = {"block_size": 8, "num_kv_blocks": 16}
 """16 blocks of 8 tokens hold the longest request, but not all together."""
 ENGINES: dict[str, dict[str, Any]] = {
     "whole": {},
-    "chunks-of-16": {"max_num_batched_tokens": 16},
-    "chunks-of-64": {"max_num_batched_tokens": 64},
     "chunks-of-7-blocks-of-32": {"max_num_batched_tokens": 7, "block_size": 32},
-    "recompute": _SCARCE,
-    "swap": {**_SCARCE, "preemption_mode": "swap"},
+    "recompute-chunks-of-64": {**_SCARCE, "max_num_batched_tokens": 64},
+    "swap-chunks-of-24": {**_SCARCE, "max_num_batched_tokens": 24, "preemption_mode": "swap"},
 }
+"""Sizes of chunks and of blocks, kinds of preemption: every architecture of `MAIN` meets them all."""
 CASES = [(name, engine) for name in MAIN for engine in ENGINES]
-CASES += [(name, "swap") for name in MORE]
+CASES += [(name, "swap-chunks-of-24") for name in MORE]
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +109,7 @@ def test_a_step_that_fails_runs_again_from_the_same_states(
         return start(sampler, logits, *args, **kwargs)
 
     tiny = model(architecture)
-    with tiny.engine(max_num_batched_tokens=32) as llm:
+    with tiny.engine(max_num_batched_tokens=16) as llm:
         monkeypatch.setattr(Sampler, "start", failing)
         tiny.require_equal(llm)
         _require_all_given_back(llm)
@@ -144,9 +143,9 @@ def test_a_request_that_fails_leaves_the_others_their_states(
 def test_aborts_give_states_back(model: Callable[[str], Model], mode: str) -> None:
     """At every moment, of running and of swapped requests; the others go on."""
     tiny = model("Qwen3NextForCausalLM")
-    for num_steps in range(2, 30, 3):
-        with tiny.engine(**{**_SCARCE, "preemption_mode": mode}) as llm:
-            engine = llm.engine
+    with tiny.engine(**_SCARCE, max_num_batched_tokens=24, preemption_mode=mode) as llm:
+        engine = llm.engine
+        for num_steps in range(2, 30, 3):
             for i, prompt in enumerate(PROMPTS):
                 n = LENGTHS[i]
                 engine.add_request(str(i), prompt, SamplingParams(temperature=0, max_tokens=n, min_tokens=n))
