@@ -6,7 +6,11 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
+from collections.abc import Iterator
+from importlib.metadata import Distribution
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is first imported
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -56,3 +60,26 @@ def _quiet_transformers() -> None:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _installed_metadata_are_read_once() -> Iterator[None]:
+    """Each load of a model asks all distributions for their entry points, and those of the environment stay."""
+
+    def once(read: property) -> property:
+        known: dict[str, Any] = {}
+
+        def kept(distribution: Distribution) -> Any:
+            path = str(getattr(distribution, "_path", ""))
+            if not path.startswith(sys.prefix):  # what a test installs elsewhere
+                return read.__get__(distribution)
+            if path not in known:
+                known[path] = read.__get__(distribution)
+            return known[path]
+
+        return property(kept)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Distribution, "entry_points", once(vars(Distribution)["entry_points"]))
+        patch.setattr(Distribution, "metadata", once(vars(Distribution)["metadata"]))
+        yield
