@@ -214,7 +214,7 @@ def test_two_fallbacks_for_one_end(install: Install) -> None:
 
 def test_a_known_family_is_not_for_fallbacks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fuyu's architecture ends like a text model's: without its plugin the error names what to install."""
-    monkeypatch.setattr(adapters, "installed_adapters", list)
+    monkeypatch.setattr(adapters, "installed_adapters", lambda architectures=None: [])
     with pytest.raises(PluginNotFoundError, match=r"pip install ./plugins/fuyu.*Installed: \*ForCausalLM \(corellm\)"):
         find_adapter(["FuyuForCausalLM"])
 
