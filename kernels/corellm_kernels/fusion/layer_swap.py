@@ -33,11 +33,13 @@ its distances, 2**-23, in rows of a hundred to twenty thousand values.
 
 def is_plain(module: nn.Module, shared: frozenset[int]) -> bool:
     """Whether a module may be replaced: it is in inference mode, without hooks, with no parameter in `shared`."""
-    hooked = any(
-        part.training or part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part)
-        for part in module.modules()
+    if module.training or module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+        return False
+    own = (x for x in module._parameters.values() if x is not None)
+    children = (child for child in module._modules.values() if child is not None)
+    return all(not x.requires_grad and id(x) not in shared for x in own) and all(
+        is_plain(child, shared) for child in children
     )
-    return not hooked and all(not x.requires_grad and id(x) not in shared for x in module.parameters())
 
 
 def swapped_for(module: nn.Module, kind: type[Made]) -> Made:
