@@ -14,10 +14,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from corellm.loading import mapped_weights
-from corellm.loading.mapped_weights import _clean_in, _is_written, release_mapped_weights
 from corellm.modelling.published import parameters_and_buffers
 from corellm.modelling.weights import fill_weights
+from corellm.system import mapped_weights
+from corellm.system.mapped_weights import _clean_in, _is_written, release_mapped_weights
 
 pytestmark = pytest.mark.filterwarnings("default")
 

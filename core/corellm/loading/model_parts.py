@@ -20,7 +20,6 @@ from corellm.errors import ConfigError, MissingExtraError
 from corellm.hookspecs import LoadConfig, ModelContext
 from corellm.loading.attended_states import AttendedStates, attended_states
 from corellm.loading.decoder_probe import DecoderProbe, causal_layers, probe_decoder, probe_spans
-from corellm.loading.mapped_weights import release_mapped_weights
 from corellm.loading.model_use import ModelUse
 from corellm.loading.packed_linear import pack_linears, packing_helps
 from corellm.loading.sizing import most_captured_rows, sequences_at_once, wanted_len
@@ -30,6 +29,7 @@ from corellm.modelling.linear_additions import LinearAdditions
 from corellm.plugin.extensions import call_extensions
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
 from corellm.quantization import quantize_linears
+from corellm.system.mapped_weights import release_mapped_weights
 from corellm.worker.kv_cache import LayerLayout
 from corellm.worker.parts.recurrent.finding import find_mixers, noting_widths
 from corellm.worker.parts.step_part import StepPart

@@ -68,7 +68,14 @@ class LinearArguments(Structure):
 class PackArguments(Structure):
     """Arguments of packing a weight, as `linear.h` has them."""
 
-    _fields_ = [("weight", c_void_p), ("stride", c_int64), ("packed", c_void_p), ("n", c_int64), ("k", c_int64)]
+    _fields_ = [
+        ("weight", c_void_p),
+        ("stride", c_int64),
+        ("packed", c_void_p),
+        ("n", c_int64),
+        ("k", c_int64),
+        ("scale", c_void_p),
+    ]
 
 
 class NormArguments(Structure):

@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import torch
 from torch import Tensor, nn
 
 from corellm.modelling.linear_additions import LowRankAddition
 from corellm.plain_linears import plain_linears, without_values
-from corellm.quantization import is_quantizable, round_rows
-from corellm_kernels.cpu.arguments import LinearArguments, PackArguments
+from corellm.quantization import is_quantizable
+from corellm.system.mapped_weights import release_mapped_weights
+from corellm_kernels.cpu.arguments import LinearArguments
 from corellm_kernels.cpu.huge_pages import HugePages
 from corellm_kernels.cpu.library import empty, launch, pointer
 from corellm_kernels.cpu.low_rank import Factors, takes
+from corellm_kernels.cpu.packing import pack
+from corellm_kernels.fusion.layer_swap import concatenated
 
-_PANEL = 16
-"""Columns of the output that are packed together."""
 _DTYPES = (torch.float32, torch.bfloat16)
+_RELEASE_AFTER = 128 << 20
+"""Bytes of weights that were packed, after which the pages of their files are given back."""
+
+
+class SideBySide(nn.Linear):
+    """Linear layers of the same inputs as one, until they are packed: their weights stay where they are."""
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        nn.Module.__init__(self)  # that of a linear layer makes a weight
+        self.parts = tuple(layers)  # no children of this: they are packed together
+        self.in_features, self.out_features = layers[0].in_features, sum(layer.out_features for layer in layers)
+        self.weight = layers[0].weight.detach()[:0]
+        self.eval()
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return `[..., out_features]` for `[..., in_features]`."""
+        return torch.cat([part(input) for part in self.parts], dim=-1)
+
+
+def joined(layers: Sequence[nn.Linear]) -> nn.Module:
+    """Return linear layers as one, without copies of weights that will be packed."""
+    return SideBySide(layers) if {layer.weight.dtype for layer in layers} <= {*_DTYPES} else concatenated(layers)
 
 
 class PackedLinear(nn.Module):
@@ -32,16 +57,14 @@ class PackedLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear, *, quantize: bool = False, memory: HugePages | None = None) -> None:
         super().__init__()
-        self.in_features, self.out_features, self.dtype = linear.in_features, linear.out_features, linear.weight.dtype
-        weight = linear.weight.detach()
-        self._scale: Tensor | None = None
-        if quantize:
-            weight, self._scale = round_rows(weight)
-        weight = weight if weight.stride(1) == 1 else weight.contiguous()
-        self.weight = without_values(linear.weight)
-        self.bias = None if linear.bias is None else without_values(linear.bias)
-        self._packed = _packed(weight, memory or HugePages())
-        self._bias = None if linear.bias is None else linear.bias.detach().float()
+        parts = linear.parts if isinstance(linear, SideBySide) else (linear,)
+        weights = [part.weight.detach() for part in parts]
+        biases = [part.bias.detach() for part in parts if part.bias is not None]
+        self.in_features, self.out_features, self.dtype = linear.in_features, linear.out_features, weights[0].dtype
+        self.weight = without_values(weights[0])
+        self.bias = without_values(biases[0]) if biases else None
+        self._packed, self._scale = pack(weights, quantize=quantize, memory=memory)
+        self._bias = torch.cat(biases).float() if biases else None
         self._factors: Factors | None = None
         self._taken: list[tuple[slice, LowRankAddition]] = []
         self.eval()
@@ -114,27 +137,28 @@ def add_product(residual: Tensor, x: Tensor, linear: nn.Module) -> None:
 def pack_linears(model: nn.Module, *, quantize: bool = False) -> int:
     """Replace every plain `nn.Linear` in float32 or bfloat16 inside `model` by a packed one; return how many.
 
-    One after another: no more than one weight is in memory twice.
+    One after another: no more than a part of one weight is in memory twice.
 
     Args:
         model: changed in place.
         quantize: round the weights of those that `corellm.quantization` finds worth it, and leave the others.
     """
-    count, memory = 0, HugePages()
-    for parent, name in plain_linears(model):
+    count, memory, read = 0, HugePages(), _RELEASE_AFTER
+    for parent, name in _linears(model):
         linear: nn.Linear = getattr(parent, name)
         if linear.weight.dtype in _DTYPES and (is_quantizable(linear) or not quantize):
+            if read >= _RELEASE_AFTER:
+                release_mapped_weights()
+                read = 0
+            read += linear.in_features * linear.out_features * linear.weight.itemsize
             setattr(parent, name, PackedLinear(linear, quantize=quantize, memory=memory))
             count += 1
     return count
 
 
-def _packed(weight: Tensor, memory: HugePages) -> Tensor:
-    """Return a weight `[n, k]`, its rows contiguous, as `csrc/linear.h` describes."""
-    n, k = weight.shape
-    group = 1 if weight.dtype == torch.float32 else 2
-    panels, groups = -(-n // _PANEL), -(-k // group)
-    packed = memory.empty(panels * groups * _PANEL * group, weight.dtype)
-    given = PackArguments(weight.data_ptr(), weight.stride(0), packed.data_ptr(), n, k)
-    launch("pack", (weight.dtype,), given, weight, packed)
-    return packed
+def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """Yield parent and name of every linear layer to be packed, joined ones among them; holds no layer."""
+    yield from plain_linears(model)
+    for parent in list(model.modules()):
+        for name in [name for name, child in parent.named_children() if isinstance(child, SideBySide)]:
+            yield parent, name

@@ -44,7 +44,7 @@ _Seen: TypeAlias = tuple[list[tuple[Any, ...]], Any]
 class FusedAttention(nn.Module):
     """Paged attention behind one projection."""
 
-    qkv_proj: nn.Linear
+    qkv_proj: nn.Module
     joined_linears: dict[str, JoinedOutputs]
     q_norm: FusedRMSNorm
     k_norm: FusedRMSNorm
@@ -128,7 +128,7 @@ def _made_after(
 ) -> FusedAttention | None:
     """Build the fused layer from the recorded call; None if it did not attend to the projections' outputs."""
     ((_, scale, window, _, _, *attended), *others), _ = seen
-    widths, whole = [layer.out_features for layer in projections], joined(projections)
+    widths, whole = [layer.out_features for layer in projections], joined(projections, kernels.join)
     if others or whole is None or widths != [x.shape[1:].numel() for x in attended]:
         return None
     made = swapped_for(module, FusedAttention)

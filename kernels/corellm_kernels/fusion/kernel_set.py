@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -63,6 +64,14 @@ class AddProduct(Protocol):
         ...
 
 
+class Join(Protocol):
+    """Linear layers of the same inputs, all with a bias or none, made one."""
+
+    def __call__(self, layers: Sequence[nn.Linear]) -> nn.Module:
+        """Return a layer whose outputs are theirs side by side."""
+        ...
+
+
 @dataclass(frozen=True)
 class KernelSet:
     """The kernels of one kind of device. See `corellm_kernels.gpu` for each one's arguments."""
@@ -73,3 +82,4 @@ class KernelSet:
     silu_and_mul: Gated
     gelu_and_mul: GatedGelu
     add_product: AddProduct
+    join: Join

@@ -74,11 +74,22 @@ def linears(module: nn.Module, names: tuple[str, ...]) -> list[nn.Linear] | None
     return plain if len(plain) == len(names) else None
 
 
-def joined(layers: list[nn.Linear]) -> nn.Linear | None:
-    """Return one linear layer with the outputs of several side by side; None if only some have biases."""
-    biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
-    if len({layer.in_features for layer in layers}) > 1 or len(biases) not in (0, len(layers)):
+def joined(layers: Sequence[nn.Linear], join: Callable[[Sequence[nn.Linear]], Made]) -> Made | None:
+    """Return one layer with the outputs of several side by side; None if they have other inputs, or only some biases.
+
+    Args:
+        layers: linear ones.
+        join: makes the layer.
+    """
+    num_biases = sum(layer.bias is not None for layer in layers)
+    if len({layer.in_features for layer in layers}) > 1 or num_biases not in (0, len(layers)):
         return None
+    return join(layers)
+
+
+def concatenated(layers: Sequence[nn.Linear]) -> nn.Linear:
+    """Return a linear layer with the weights of several, one below another."""
+    biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
     width = sum(layer.out_features for layer in layers)
     made = nn.Linear(layers[0].in_features, width, bias=bool(biases), device="meta").eval()
     made.weight = nn.Parameter(torch.cat([layer.weight.detach() for layer in layers]), requires_grad=False)

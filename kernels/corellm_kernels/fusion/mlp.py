@@ -24,7 +24,7 @@ _HALVES = ("gate_proj", "up_proj")
 class FusedGatedMLP(nn.Module):
     """`down(function(gate(x)) * up(x))`, with `gate` and `up` in one projection."""
 
-    gate_up_proj: nn.Linear
+    gate_up_proj: nn.Module
     joined_linears: dict[str, JoinedOutputs]
     down_proj: nn.Linear
     product: Callable[[Tensor], Tensor]
@@ -48,7 +48,8 @@ def fused_mlp(module: nn.Module, kernels: KernelSet) -> nn.Module | None:
     halves, down = linears(module, _HALVES), linears(module, ("down_proj",))
     if not halves or not down or len(inspect.signature(module.forward).parameters) != 1:
         return None
-    product, whole = _product(getattr(module, "act_fn", None), halves[0].weight, kernels), joined(halves)
+    product = _product(getattr(module, "act_fn", None), halves[0].weight, kernels)
+    whole = joined(halves, kernels.join)
     if product is None or whole is None:
         return None
     made = swapped_for(module, FusedGatedMLP)

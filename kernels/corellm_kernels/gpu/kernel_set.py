@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from corellm_kernels.fusion.kernel_set import KernelSet
+from corellm_kernels.fusion.layer_swap import concatenated
 from corellm_kernels.gpu.activations import gelu_and_mul, silu_and_mul
 from corellm_kernels.gpu.head_norms import norm_heads
 from corellm_kernels.gpu.norms import layer_norm, rms_norm
@@ -26,4 +27,5 @@ GPU_KERNELS = KernelSet(
     silu_and_mul=silu_and_mul,
     gelu_and_mul=gelu_and_mul,
     add_product=add_product,
+    join=concatenated,
 )

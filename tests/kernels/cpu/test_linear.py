@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from corellm.quantization import round_rows
 from corellm_kernels.cpu.huge_pages import HugePages
-from corellm_kernels.cpu.linear import PackedLinear, add_product, pack_linears
+from corellm_kernels.cpu.linear import PackedLinear, SideBySide, add_product, joined, pack_linears
+from corellm_kernels.fusion.layer_swap import concatenated
 
 DTYPES = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
 """Half the distance of neighbouring numbers around 1."""
@@ -178,6 +179,45 @@ def test_wrong_inputs_are_refused() -> None:
         packed(rows(2, 8, torch.bfloat16))
     with pytest.raises(TypeError, match=r"torch.float32 .*\(2, 9\)"):
         packed(rows(2, 9, torch.float32))
+
+
+@pytest.mark.parametrize(("dtype", "quantize"), KINDS)
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (32, 128), (33, 129), (70, 257), (2100, 1001)])
+def test_weights_are_packed_in_panels(dtype: torch.dtype, quantize: bool, n: int, k: int) -> None:
+    """As a plain permutation packs them, rounded as the core rounds them, bit for bit."""
+    linear = layer(n, k, dtype)
+    linear.weight[n // 2] = 0
+    packed, group = PackedLinear(linear, quantize=quantize), 2 if quantize or dtype == torch.bfloat16 else 1
+    weight, scale = round_rows(linear.weight) if quantize else (linear.weight, None)
+    panels, groups = -(-n // 16), -(-k // group)
+    padded = torch.zeros(panels * 16, groups * group, dtype=weight.dtype)
+    padded[:n, :k] = weight
+    assert torch.equal(packed._packed, padded.view(panels, 16, groups, group).transpose(1, 2).flatten())
+    assert (packed._scale is None) if scale is None else torch.equal(packed._scale, scale)
+
+
+def test_numbers_that_are_none_are_not_rounded_to_some() -> None:
+    linear = layer(32, 40, torch.float32)
+    linear.weight[3, 7], linear.weight[4, 0] = float("nan"), -float("inf")
+    packed = PackedLinear(linear, quantize=True)
+    assert packed._scale[:6].isfinite().tolist() == [True, True, True, False, False, True]
+    assert packed(rows(2, 40, torch.float32)).isfinite().all(0).tolist()[:6] == [True, True, True, False, False, True]
+
+
+@pytest.mark.parametrize(("dtype", "quantize"), KINDS)
+@pytest.mark.parametrize("sizes", [(48, 32), (40, 7, 17), (2100, 33)])
+def test_layers_side_by_side_are_packed_as_one(dtype: torch.dtype, quantize: bool, sizes: tuple[int, ...]) -> None:
+    """Their weights are not copied before; the result has the bits of one layer's."""
+    layers = [layer(n, 1030, dtype, seed=n) for n in sizes]
+    whole, x = joined(layers), rows(3, 1030, dtype)
+    assert isinstance(whole, SideBySide)
+    assert not list(whole.parameters())
+    assert torch.allclose(whole(x), concatenated(layers)(x), rtol=1e-2, atol=1e-1)
+    model = nn.Sequential(whole)
+    assert pack_linears(model, quantize=quantize) == 1
+    one = PackedLinear(concatenated(layers), quantize=quantize)
+    assert torch.equal(model[0]._packed, one._packed)
+    assert torch.equal(model(x), one(x))
 
 
 def test_layers_of_a_model_are_packed_and_their_weights_dropped() -> None:

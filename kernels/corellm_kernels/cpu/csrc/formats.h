@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <type_traits>
 
 #include "team.h"
@@ -166,21 +167,70 @@ struct PackArgs {
     int64_t stride;
     void* packed;  // [panels, groups, 16, group]
     int64_t n, k;
+    float* scale;  // [n], for the factors of rows that are rounded
 };
 
 namespace packing {
+
+// Some depths of all columns at once, so that what is written stays in the first cache.
+constexpr int64_t GROUPS_AT_ONCE = 64;
+
+// Pack groups `start` to `stop` of a panel; the last one may have fewer depths, and the panel fewer columns.
+template <class W> static void panel_part(const PackArgs& a, int64_t panel, int64_t start, int64_t stop, W* to) {
+    constexpr int GROUP = linear::Format<W>::GROUP;
+    int64_t whole = std::min(stop, a.k / GROUP);
+    for (int64_t column = 0; column < PANEL; column++) {
+        int64_t row = panel * PANEL + column;
+        const W* from = (const W*)a.weight + row * a.stride;
+        int64_t group = start;
+        if (row < a.n)
+            for (; group < whole; group++)
+                memcpy(to + (group * PANEL + column) * GROUP, from + group * GROUP, GROUP * sizeof(W));
+        for (; group < stop; group++)
+            for (int64_t k = group * GROUP; k < (group + 1) * GROUP; k++)
+                to[(group * PANEL + column) * GROUP + k % GROUP] = row < a.n && k < a.k ? from[k] : W{};
+    }
+}
 
 template <class W> static void run(const void* args, Team& team) {
     auto& a = *(const PackArgs*)args;
     constexpr int GROUP = linear::Format<W>::GROUP;
     int64_t groups = (a.k + GROUP - 1) / GROUP, panels = (a.n + PANEL - 1) / PANEL;
+    for (int64_t panel = team.first(panels); panel < team.last(panels); panel++)
+        for (int64_t start = 0; start < groups; start += GROUPS_AT_ONCE)
+            panel_part(
+                a, panel, start, std::min(groups, start + GROUPS_AT_ONCE),
+                (W*)a.packed + panel * groups * PANEL * GROUP);
+}
+
+// The largest absolute value of a row; NaN if one is. As integers, absolute values of floats are in order, NaN behind all.
+template <class T> static float largest(const T* x, int64_t count) {
+    uint32_t most = 0;
+    for (int64_t k = 0; k < count; k++) most = std::max(most, bits_of<uint32_t>(widened(x[k])) & 0x7fffffffu);
+    return bits_of<float>(most);
+}
+
+// Pack rows that are rounded to 8 bits, each by a factor of its own, as `corellm.quantization.round_rows` rounds them.
+template <class T> static void run_rounded(const void* args, Team& team) {
+    auto& a = *(const PackArgs*)args;
+    constexpr int GROUP = linear::Format<int8_t>::GROUP;
+    constexpr float TO_WHOLE = 12582912;  // from the sum of it and a small number, whole ones are left, halves to even
+    int64_t groups = (a.k + GROUP - 1) / GROUP, panels = (a.n + PANEL - 1) / PANEL;
+    int8_t rounded[PANEL][GROUPS_AT_ONCE * GROUP];
     for (int64_t panel = team.first(panels); panel < team.last(panels); panel++) {
-        W* to = (W*)a.packed + panel * groups * PANEL * GROUP;
-        for (int64_t column = 0; column < PANEL; column++) {
-            int64_t row = panel * PANEL + column;
-            const W* from = (const W*)a.weight + row * a.stride;
-            for (int64_t k = 0; k < groups * GROUP; k++)
-                to[(k / GROUP * PANEL + column) * GROUP + k % GROUP] = row < a.n && k < a.k ? from[k] : W{};
+        int64_t first = panel * PANEL, rows = std::min(PANEL, a.n - first);
+        for (int64_t row = first; row < first + rows; row++)
+            a.scale[row] = largest((const T*)a.weight + row * a.stride, a.k) / 127;
+        for (int64_t start = 0; start < groups; start += GROUPS_AT_ONCE) {
+            int64_t stop = std::min(groups, start + GROUPS_AT_ONCE), depths = std::min(a.k, stop * GROUP) - start * GROUP;
+            for (int64_t column = 0; column < rows; column++) {
+                const T* from = (const T*)a.weight + (first + column) * a.stride + start * GROUP;
+                float factor = a.scale[first + column] > 0 ? a.scale[first + column] : 1;
+                for (int64_t k = 0; k < depths; k++)
+                    rounded[column][k] = (int8_t)(int32_t)(widened(from[k]) / factor + TO_WHOLE - TO_WHOLE);
+            }
+            PackArgs part{rounded, GROUPS_AT_ONCE * GROUP, nullptr, rows, depths, nullptr};
+            panel_part(part, 0, 0, stop - start, (int8_t*)a.packed + (panel * groups + start) * PANEL * GROUP);
         }
     }
 }
