@@ -108,6 +108,7 @@ def main() -> None:
     parser.add_argument("model", help="a checkpoint whose prompts have <image>")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantization", choices=["int8"])
+    parser.add_argument("--weight-cache", help="folder of packed weights (default: none)")
     parser.add_argument("--kv-cache-memory", type=int, default=1 << 30, help="bytes (default 1 GiB)")
     args = parser.parse_args()
     start, stages = started(), Stages()
@@ -120,8 +121,8 @@ def main() -> None:
             stages.wrap(*stage)
     with stages.of("LLM: the rest"):
         llm = LLM(
-            args.model, dtype=args.dtype, quantization=args.quantization, device="cpu", max_num_seqs=32,
-            max_model_len=2048, max_num_batched_tokens=2048, kv_cache_memory=args.kv_cache_memory,
+            args.model, dtype=args.dtype, quantization=args.quantization, weight_cache=args.weight_cache, device="cpu",
+            max_num_seqs=32, max_model_len=2048, max_num_batched_tokens=2048, kv_cache_memory=args.kv_cache_memory,
         )  # fmt: skip
     with llm:
         params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=2)

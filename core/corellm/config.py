@@ -107,6 +107,11 @@ class ModelConfig:
     quantization: str | None = None
     """`int8` rounds the weights of linear layers to 8 bits when they are loaded: a quarter of float32's memory,
     and on CPUs faster."""
+    weight_cache: str | None = None
+    """Folder in which weights are kept as CPU kernels read them: later starts map these files, and replicas share them.
+    None keeps none. Files may be deleted at any time."""
+    weight_cache_bytes: int = 64 << 30
+    """Most bytes of these files together; those used longest ago are deleted."""
     device: str = "auto"
     """`auto` takes the first NVIDIA GPU there is, else the CPU; or `cpu`, `cuda`, `cuda:1`."""
     max_model_len: int | None = None
@@ -151,6 +156,11 @@ class ModelConfig:
             object.__setattr__(self, "tokenizer", str(self.tokenizer))
         if self.tokenizer is not None and (not isinstance(self.tokenizer, str) or not self.tokenizer):
             raise ConfigError(f"tokenizer must be a directory or a hub name, got {self.tokenizer!r:.100}")
+        if isinstance(self.weight_cache, PathLike):
+            object.__setattr__(self, "weight_cache", str(self.weight_cache))
+        if self.weight_cache is not None and (not isinstance(self.weight_cache, str) or not self.weight_cache):
+            raise ConfigError(f"weight_cache must be a folder, got {self.weight_cache!r:.100}")
+        _positive("weight_cache_bytes", self.weight_cache_bytes)
         if not (self.hf_overrides is None or isinstance(self.hf_overrides, Mapping) or callable(self.hf_overrides)):
             raise ConfigError(f"hf_overrides must be a dict or a function, got {self.hf_overrides!r:.100}")
         _one_of("load_format", self.load_format, LOAD_FORMATS)

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from corellm.system.kept_tensors import KeptTensors
+
 
 class Kernels:
     """An extension of corellm; other extensions take precedence."""
@@ -66,7 +68,12 @@ class Kernels:
 
     @hookimpl(trylast=True)
     def fuse_layers(
-        self, model: nn.Module, device: torch.device, dtype: torch.dtype, quantization: str | None
+        self,
+        model: nn.Module,
+        device: torch.device,
+        dtype: torch.dtype,
+        quantization: str | None,
+        kept: KeptTensors | None,
     ) -> list[str] | None:
         """Replace layers by ones that take fewer kernels, on CPUs also linear layers by packed ones.
 
@@ -83,7 +90,7 @@ class Kernels:
         if CompiledAttention.unsupported(device, dtype) is None:
             from corellm_kernels.cpu.fusing import fuse_for_cpu
 
-            return fuse_for_cpu(model, quantization)
+            return fuse_for_cpu(model, quantization, kept)
         return None
 
 

@@ -29,6 +29,7 @@ from corellm.modelling.linear_additions import LinearAdditions
 from corellm.plugin.extensions import call_extensions
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
 from corellm.quantization import quantize_linears
+from corellm.system.kept_tensors import KeptTensors
 from corellm.system.mapped_weights import release_mapped_weights
 from corellm.worker.kv_cache import LayerLayout
 from corellm.worker.parts.recurrent.finding import find_mixers, noting_widths
@@ -95,9 +96,17 @@ def load_model(
 
 
 def load_weights(
-    config: EngineConfig, hooks: HookCallers, context: ModelContext, backend: AttentionBackend, use: ModelUse
+    config: EngineConfig,
+    hooks: HookCallers,
+    context: ModelContext,
+    backend: AttentionBackend,
+    use: ModelUse,
+    kept: KeptTensors | None = None,
 ) -> ModelParts:
-    """Load the model, find its decoder, layout and widths, replace layers by faster ones, take extensions' parts."""
+    """Load the model, find its decoder, layout and widths, replace layers by faster ones, take extensions' parts.
+
+    What is made of its weights is kept in `kept`.
+    """
     model = load_model(config, hooks, context, use.adapt_class)
     language_model = hooks.get_language_model(model=model)
     token = torch.zeros(1, dtype=torch.long, device=context.device)
@@ -125,7 +134,7 @@ def load_weights(
     make_runner = use.runner(config, context, model, hidden_size)
     samples = make_runner is None
     vocab_size = hooks.compute_logits(model=model, hidden_states=hidden).shape[-1] if samples else embedding_size
-    replace_layers(model, config, context)
+    replace_layers(model, config, context, kept=kept)
     places = weight_places(model)
     linears = LinearAdditions(model, language_model, mixers.values(), samples=samples)
     offered = call_extensions(
@@ -159,7 +168,12 @@ def _check_drafts(config: EngineConfig, parts: Sequence[StepPart], *, samples: b
 
 
 def replace_layers(
-    model: nn.Module, config: EngineConfig, context: ModelContext, *, reads_short_texts: bool = False
+    model: nn.Module,
+    config: EngineConfig,
+    context: ModelContext,
+    *,
+    reads_short_texts: bool = False,
+    kept: KeptTensors | None = None,
 ) -> None:
     """Replace a model's layers by faster ones: by those of extensions, then linear layers by 8-bit or packed ones."""
     if config.model.fuse_layers:
@@ -170,6 +184,7 @@ def replace_layers(
             device=context.device,
             dtype=context.dtype,
             quantization=config.model.quantization,
+            kept=kept,
         ):
             logger.info("fused by %s: %s", name, "; ".join(replaced) or "nothing")
     if config.model.quantization == "int8" and (count := quantize_linears(model)):

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from corellm.sampling.constraint import MakeConstraint
     from corellm.sampling.device_sampling import Sample
     from corellm.sampling.processing import LogitsProcessing
+    from corellm.system.kept_tensors import KeptTensors
     from corellm.worker.parts.step_part import StepPart
 
 _hookspec = pluggy.HookspecMarker(PROJECT_NAME)
@@ -128,7 +129,11 @@ def speed_up_processor(processor: Any) -> None:
 
 @_hookspec
 def fuse_layers(
-    model: nn.Module, device: torch.device, dtype: torch.dtype, quantization: str | None
+    model: nn.Module,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantization: str | None,
+    kept: KeptTensors | None,
 ) -> list[str] | None:
     """Replace layers of a loaded model by faster ones that compute the same.
 
@@ -140,6 +145,7 @@ def fuse_layers(
         device, dtype: of the model.
         quantization: `int8` if linear layers are to have weights of 8 bits, rounded by `corellm.quantization`; the core
             rounds those of every `nn.Linear` that is left.
+        kept: where tensors that are made of the weights are kept for later starts; None for nowhere.
 
     Returns:
         What was replaced, for the log: `["32 x LlamaAttention"]`. None if nothing was.

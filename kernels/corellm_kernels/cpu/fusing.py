@@ -8,36 +8,43 @@ from functools import partial
 import torch
 from torch import nn
 
+from corellm.system.kept_tensors import KeptTensors
+from corellm.system.mapped_weights import release_mapped_weights
 from corellm_kernels.cpu.activation_layers import fuse_activations
 from corellm_kernels.cpu.encoder_attention import use_in_encoders
 from corellm_kernels.cpu.kernel_set import CPU_KERNELS
 from corellm_kernels.cpu.linear import pack_linears
+from corellm_kernels.cpu.packed_weights import PackedWeights
 from corellm_kernels.cpu.patches import pack_patches
 from corellm_kernels.fusion.fusing import fuse
 
 
 @torch.no_grad()
-def fuse_for_cpu(model: nn.Module, quantization: str | None = None) -> list[str]:
+def fuse_for_cpu(model: nn.Module, quantization: str | None = None, kept: KeptTensors | None = None) -> list[str]:
     """Replace a model's layers, in place.
 
     Args:
         model: as of `fusion.fusing.fuse`.
         quantization: `int8` to round weights of linear layers to 8 bits.
+        kept: where packed weights are kept.
 
     Returns:
         Descriptions of what was replaced.
     """
     done = fuse(model, CPU_KERNELS)
+    release_mapped_weights()  # which layers ran on, beside their replacements
+    packed = PackedWeights(kept)
     steps: list[tuple[Callable[[nn.Module], int], str]] = [
         (fuse_activations, "activation: one kernel"),
         (pack_patches, "convolution over patches: a product"),
         (use_in_encoders, "configuration: attention of encoders in one kernel"),
     ]
     if quantization == "int8":
-        steps.append((partial(pack_linears, quantize=True), "Linear: packed weights of 8 bits"))
-    steps.append((pack_linears, "Linear: packed weights"))
+        steps.append((partial(pack_linears, quantize=True, packed=packed), "Linear: packed weights of 8 bits"))
+    steps.append((partial(pack_linears, packed=packed), "Linear: packed weights"))
     for replace, what in steps:
         count = replace(model)
         if count:
             done.append(f"{count} x {what}")
+    packed.keep()
     return done

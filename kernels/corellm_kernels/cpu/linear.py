@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +13,10 @@ from corellm.plain_linears import plain_linears, without_values
 from corellm.quantization import is_quantizable
 from corellm.system.mapped_weights import release_mapped_weights
 from corellm_kernels.cpu.arguments import LinearArguments
-from corellm_kernels.cpu.huge_pages import HugePages
 from corellm_kernels.cpu.library import empty, launch, pointer
 from corellm_kernels.cpu.low_rank import Factors, takes
-from corellm_kernels.cpu.packing import pack
+from corellm_kernels.cpu.packed_weights import PackedWeights
+from corellm_kernels.cpu.packing import Packed, pack
 from corellm_kernels.fusion.layer_swap import concatenated
 
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -52,10 +53,10 @@ class PackedLinear(nn.Module):
         linear: the layer.
         quantize: round its weight to 8 bits. Inputs then are rounded, too, as finely as sums of 32 bits allow: to 15
             bits for some thousands of them.
-        memory: for the packed weight.
+        pack: packs the weights, which are one below another.
     """
 
-    def __init__(self, linear: nn.Linear, *, quantize: bool = False, memory: HugePages | None = None) -> None:
+    def __init__(self, linear: nn.Linear, *, quantize: bool = False, pack: Callable[..., Packed] = pack) -> None:
         super().__init__()
         parts = linear.parts if isinstance(linear, SideBySide) else (linear,)
         weights = [part.weight.detach() for part in parts]
@@ -63,7 +64,7 @@ class PackedLinear(nn.Module):
         self.in_features, self.out_features, self.dtype = linear.in_features, linear.out_features, weights[0].dtype
         self.weight = without_values(weights[0])
         self.bias = without_values(biases[0]) if biases else None
-        self._packed, self._scale = pack(weights, quantize=quantize, memory=memory)
+        self._packed, self._scale = pack(weights, quantize=quantize)
         self._bias = torch.cat(biases).float() if biases else None
         self._factors: Factors | None = None
         self._taken: list[tuple[slice, LowRankAddition]] = []
@@ -134,7 +135,7 @@ def add_product(residual: Tensor, x: Tensor, linear: nn.Module) -> None:
         residual.add_(linear(x))
 
 
-def pack_linears(model: nn.Module, *, quantize: bool = False) -> int:
+def pack_linears(model: nn.Module, *, quantize: bool = False, packed: PackedWeights | None = None) -> int:
     """Replace every plain `nn.Linear` in float32 or bfloat16 inside `model` by a packed one; return how many.
 
     One after another: no more than a part of one weight is in memory twice.
@@ -142,17 +143,21 @@ def pack_linears(model: nn.Module, *, quantize: bool = False) -> int:
     Args:
         model: changed in place.
         quantize: round the weights of those that `corellm.quantization` finds worth it, and leave the others.
+        packed: packs weights by name.
     """
-    count, memory, read = 0, HugePages(), _RELEASE_AFTER
+    packed = packed or PackedWeights()
+    paths = {id(module): path for path, module in model.named_modules()}
+    count = read = 0
     for parent, name in _linears(model):
         linear: nn.Linear = getattr(parent, name)
         if linear.weight.dtype in _DTYPES and (is_quantizable(linear) or not quantize):
+            read += linear.in_features * linear.out_features * linear.weight.itemsize
+            pack_as = partial(packed.packed, f"{paths[id(parent)]}.{name}")
+            setattr(parent, name, PackedLinear(linear, quantize=quantize, pack=pack_as))
+            count += 1
             if read >= _RELEASE_AFTER:
                 release_mapped_weights()
                 read = 0
-            read += linear.in_features * linear.out_features * linear.weight.itemsize
-            setattr(parent, name, PackedLinear(linear, quantize=quantize, memory=memory))
-            count += 1
     return count
 
 

@@ -207,8 +207,9 @@ class Weights:
 
         holder = nn.ModuleDict({"linear": linear})
         fused = call_extensions(
-            "fuse_layers", lambda result: True, model=holder, device=self._device, dtype=self._dtype, quantization=None
-        )
+            "fuse_layers", lambda result: True,
+            model=holder, device=self._device, dtype=self._dtype, quantization=None, kept=None,
+        )  # fmt: skip
         deque(fused, maxlen=0)
         if packing_helps(self._dtype, self._device):
             pack_linears(holder)

@@ -1,0 +1,44 @@
+"""The key of what is made of a model's weights: everything that it depends on, but for the kernels that make it.
+
+Files are told apart by size, time and place, as version control does: to read all of them takes as long as packing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import safetensors
+import torch
+import transformers
+
+import corellm
+from corellm.config import EngineConfig
+from corellm.loading.opening import OpenedModel
+from corellm.system.kept_tensors import KeptTensors
+
+_SETTINGS = ("adapter", "quantization", "runner", "convert", "hf_overrides", "pooler_config")
+"""Arguments that decide which layers a model has, and of which numbers."""
+
+
+def kept_weights(config: EngineConfig, opened: OpenedModel) -> KeptTensors | None:
+    """Return where packed weights are kept; None where the user wants none, or they cannot be told apart."""
+    model, context = config.model, opened.context
+    if model.weight_cache is None or model.load_format == "dummy" or callable(model.hf_overrides):
+        return None
+    key = [
+        [module.__version__ for module in (corellm, torch, transformers, safetensors)],
+        opened.namespace,
+        str(context.dtype),
+        [repr(getattr(model, name)) for name in _SETTINGS],
+        [_told_apart(path) for path in sorted(context.model_path.glob("*.safetensors"))],
+        [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(context.model_path.glob("*.json"))],
+    ]
+    folder = Path(model.weight_cache).expanduser()
+    return KeptTensors(folder, json.dumps(key), model.weight_cache_bytes)
+
+
+def _told_apart(path: Path) -> list[object]:
+    file, stat = path.resolve(), path.stat()
+    return [path.name, str(file), stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_dev]

@@ -1,0 +1,130 @@
+"""Tensors that one start makes and later ones map: a file for each set of them, in a folder that is given.
+
+A file is whole or absent: it is renamed when all of it is written. One that is damaged is not taken, and is replaced.
+Mappings are private: what is written to a tensor stays in this process. Knows names and tensors; what they are of, the
+key says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import IO
+
+import torch
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+_KEPT, _UNFINISHED = ".corellm-kept", ".corellm-unfinished"
+"""Endings of this module's files. Others in the folder are left alone."""
+_SUMS = "sums"
+_LINE = 64
+"""Tensors begin at a multiple of this many bytes, if the sizes of those before are multiples of it."""
+_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int8: "I8", torch.uint8: "U8"}
+"""Types as the format names them."""
+
+
+class KeptTensors:
+    """Tensors by name, kept under a key.
+
+    Args:
+        folder: of the files; made if it is not there.
+        key: what the tensors are of.
+        limit: bytes that files in the folder may take together; those that were used longest ago are deleted.
+    """
+
+    def __init__(self, folder: Path, key: str, limit: int) -> None:
+        self._folder, self._key, self._limit = folder, key, limit
+
+    def take(self, maker: str) -> Mapping[str, Tensor]:
+        """Return what `maker` kept, mapped; nothing where that is absent or damaged."""
+        from safetensors import SafetensorError, safe_open
+
+        path = self._path(maker)
+        try:
+            with safe_open(path, framework="pt") as file:
+                sums = json.loads(file.metadata()[_SUMS])
+                tensors: dict[str, Tensor] = {name: file.get_slice(name)[...] for name in sums}
+            if {name: _sum(tensor) for name, tensor in tensors.items()} != sums:
+                raise ValueError("its sums differ")
+        except FileNotFoundError:
+            return {}
+        except (OSError, SafetensorError, ValueError, TypeError, LookupError) as error:
+            logger.warning("%s is damaged, and is made again: %s", path, error)
+            return {}
+        with suppress(OSError):  # a folder that may only be read
+            os.utime(path)
+        return tensors
+
+    def keep(self, maker: str, tensors: Mapping[str, Tensor]) -> None:
+        """Keep tensors, contiguous ones on the host. Where that is not possible, say so in the log."""
+        num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._make_room(num_bytes)
+            with NamedTemporaryFile(dir=self._folder, suffix=_UNFINISHED, delete=False) as file:
+                try:
+                    _write(file, tensors)
+                    os.replace(file.name, self._path(maker))
+                except BaseException:
+                    os.unlink(file.name)
+                    raise
+        except OSError as error:
+            logger.warning("packed weights are not kept in %s, and every start makes them: %s", self._folder, error)
+        else:
+            logger.info("packed weights are kept in %s: %.1f GB", self._folder, num_bytes / 1e9)
+
+    def _path(self, maker: str) -> Path:
+        name = hashlib.sha256(json.dumps([self._key, maker]).encode()).hexdigest()[:32]
+        return self._folder / f"{name}{_KEPT}"
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Delete files until so many bytes more are within the limit.
+
+        Raises:
+            OSError: they never are.
+        """
+        if num_bytes > self._limit:
+            raise OSError(f"they take {num_bytes:,} bytes, and weight_cache_bytes is {self._limit:,}")
+        files = [(path, path.stat()) for path in self._folder.iterdir() if path.suffix in (_KEPT, _UNFINISHED)]
+        total = num_bytes + sum(stat.st_size for _, stat in files)
+        for path, stat in sorted(files, key=lambda pair: pair[1].st_mtime):
+            if total <= self._limit:
+                break
+            path.unlink(missing_ok=True)
+            total -= stat.st_size
+
+
+def _write(file: IO[bytes], tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file, one tensor after another: none is copied in memory."""
+    header: dict[str, object] = {"__metadata__": {_SUMS: json.dumps({name: _sum(x) for name, x in tensors.items()})}}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % _LINE)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for tensor in tensors.values():
+        file.write(_bytes(tensor).numpy().data)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sum(tensor: Tensor) -> int:
+    """Return a sum of a tensor's bits, as fast as memory is read: it shows what disks and interrupted copies do."""
+    flat = _bytes(tensor)
+    whole = len(flat) // 8 * 8
+    rest = bytes(flat[whole:].tolist())
+    return int(flat[:whole].view(torch.int64).sum()) ^ int.from_bytes(rest, "little")
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().reshape(-1).view(torch.uint8)

@@ -1,0 +1,99 @@
+"""A model whose packed weights are kept: results are the same bit for bit, in the first start and in later ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corellm import LLM, SamplingParams
+from corellm.errors import ConfigError
+from corellm.system.kept_tensors import KeptTensors
+from corellm_kernels.cpu import library
+from tests.fixtures import random_image
+
+pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason="packed weights are the kernels'")
+
+MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "float32": ("corellm_llava.tiny", {"dtype": "float32"}),
+    "bfloat16, 8 bits": ("corellm_llava.tiny", {"dtype": "bfloat16", "quantization": "int8"}),
+    "tied embeddings": ("corellm_gemma3.tiny", {"dtype": "float32"}),
+}
+
+
+def said(llm: LLM) -> list[Any]:
+    """Tokens and log-probabilities of two requests, one with an image."""
+    (placeholder,) = {"<image>", "<start_of_image>"} & {*llm.get_tokenizer().get_vocab()}
+    image = {"prompt": f"{placeholder} what is it?", "multi_modal_data": {"image": random_image(56, 56, 1)}}
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=2)
+    outputs = llm.generate(["one and two", image], params, use_tqdm=False)
+    return [(output.outputs[0].token_ids, repr(output.outputs[0].logprobs)) for output in outputs]
+
+
+def start(path: Path, **options: Any) -> LLM:
+    return LLM(str(path), max_model_len=256, num_kv_blocks=64, max_num_seqs=4, **options)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_results_are_the_same(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a cache, in a start that makes it, in one that finds it, and in one that finds it damaged."""
+    tiny, options = MODELS[name]
+    path, cache = import_module(tiny).make_tiny_checkpoint(tmp_path / "model"), tmp_path / "cache"
+    with start(path, **options) as llm:
+        want = said(llm)
+    with start(path, **options, weight_cache=cache) as llm:
+        assert said(llm) == want
+    (file,) = cache.iterdir()
+    data = file.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.delattr(KeptTensors, "keep")  # all is found
+        with start(path, **options, weight_cache=cache) as llm:
+            assert said(llm) == want
+    file.write_bytes(data[:-2000] + bytes(2000))
+    with start(path, **options, weight_cache=cache) as llm:
+        assert said(llm) == want
+    assert "is damaged" in caplog.text
+    assert file.read_bytes() == data
+
+
+def test_other_weights_and_other_settings_have_other_files(tmp_path: Path) -> None:
+    """Weights that replace a checkpoint's, or a loaded model's, are never mistaken for those that were kept."""
+    from corellm_llava.tiny import make_tiny_checkpoint
+
+    path, other, cache = tmp_path / "model", make_tiny_checkpoint(tmp_path / "other", seed=1), tmp_path / "cache"
+    make_tiny_checkpoint(path)
+    with start(other, dtype="float32") as llm:
+        want = said(llm)
+    with start(path, dtype="float32", weight_cache=cache):
+        pass
+    (file,) = cache.iterdir()
+    kept = file.read_bytes()
+    with start(path, dtype="float32", weight_cache=cache) as llm:  # mapped
+        before = said(llm)
+        assert before != want
+        llm.update_weights(other)
+        assert said(llm) == want
+        llm.sleep(level=2)
+        llm.wake_up()
+        assert said(llm) == want
+    assert [*cache.iterdir()] == [file]
+    assert file.read_bytes() == kept
+    (other / "model.safetensors").replace(path / "model.safetensors")
+    with start(path, dtype="float32", weight_cache=cache) as llm:
+        assert said(llm) == want
+    with start(path, dtype="float32", weight_cache=cache, quantization="int8"):
+        pass
+    assert len([*cache.iterdir()]) == 3
+
+
+@pytest.mark.parametrize(
+    "options", [{"weight_cache": ""}, {"weight_cache": 3}, {"weight_cache_bytes": 0}, {"weight_cache_bytes": "1 GB"}]
+)
+def test_wrong_settings_are_refused(tiny_llava: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="weight_cache"):
+        LLM(str(tiny_llava), **options)

@@ -1,0 +1,147 @@
+"""Tensors that are kept come back as they were, mapped; a file that is not whole is never taken."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from corellm.system import kept_tensors
+from corellm.system.kept_tensors import KeptTensors
+
+LIMIT = 1 << 30
+
+
+def some_tensors(seed: int = 0) -> dict[str, Tensor]:
+    """Tensors of every type that is kept, one of an odd number of bytes."""
+    generator = torch.Generator().manual_seed(seed)
+    numbers = torch.randn(64, 32, generator=generator)
+    return {
+        "a.b": numbers, "half": numbers[0].bfloat16(), "bytes": (numbers[:3, :5] * 30).to(torch.int8).contiguous(),
+        "none": torch.empty(0), "scale of a.b": numbers[:, 0].contiguous(),
+    }  # fmt: skip
+
+
+def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """Whether names, types, shapes and bits are the same."""
+    return one.keys() == other.keys() and all(
+        x.dtype == other[name].dtype and torch.equal(x, other[name]) for name, x in one.items()
+    )
+
+
+def files(folder: Path) -> list[Path]:
+    """What is in a folder."""
+    return sorted(folder.iterdir())
+
+
+def test_they_come_back_under_their_key_and_maker(tmp_path: Path) -> None:
+    first, second = some_tensors(), some_tensors(1)
+    KeptTensors(tmp_path / "new" / "folder", "key", LIMIT).keep("maker", first)
+    kept = KeptTensors(tmp_path / "new" / "folder", "key", LIMIT)
+    assert equal(dict(kept.take("maker")), first)
+    assert not kept.take("another maker")
+    assert not KeptTensors(tmp_path / "new" / "folder", "another key", LIMIT).take("maker")
+    kept.keep("maker", second)
+    assert equal(dict(kept.take("maker")), second)
+    assert len(files(tmp_path / "new" / "folder")) == 1
+
+
+def test_what_is_written_to_them_stays_in_the_process(tmp_path: Path) -> None:
+    kept = KeptTensors(tmp_path, "key", LIMIT)
+    kept.keep("maker", some_tensors())
+    taken = kept.take("maker")
+    assert any(str(tmp_path) in line for line in Path("/proc/self/maps").read_text().splitlines())
+    taken["a.b"].zero_()
+    assert equal(dict(kept.take("maker")), some_tensors())
+
+
+def cut(data: bytes) -> bytes:
+    return data[:-40]
+
+
+def changed(data: bytes) -> bytes:
+    """One bit of the first tensor."""
+    place = 8 + int.from_bytes(data[:8], "little") + 100
+    return data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :]
+
+
+def without_a_page(data: bytes) -> bytes:
+    place = 8 + int.from_bytes(data[:8], "little")
+    return data[:place] + bytes(4096) + data[place + 4096 :]
+
+
+DAMAGES: list[Callable[[bytes], bytes]] = [cut, changed, without_a_page, lambda data: b"", lambda data: data[:3]]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_not_taken_and_made_again(
+    tmp_path: Path, damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = KeptTensors(tmp_path, "key", LIMIT)
+    kept.keep("maker", some_tensors())
+    (file,) = files(tmp_path)
+    file.write_bytes(damage(file.read_bytes()))
+    assert kept.take("maker") == {}
+    assert f"{file} is damaged" in caplog.text
+    kept.keep("maker", some_tensors())
+    assert equal(dict(kept.take("maker")), some_tensors())
+
+
+def test_those_used_longest_ago_make_room(tmp_path: Path) -> None:
+    """Files of others stay."""
+    (tmp_path / "notes.txt").write_bytes(bytes(100_000))
+    (tmp_path / "x.corellm-unfinished").write_bytes(bytes(10_000))  # of a process that was killed
+    os.utime(tmp_path / "x.corellm-unfinished", (0, 0))
+    for number, key in enumerate(("first", "second")):
+        KeptTensors(tmp_path, key, LIMIT).keep("maker", some_tensors())
+        newest = max(tmp_path.glob("*-kept"), key=lambda path: path.stat().st_mtime_ns)
+        os.utime(newest, (number + 1, number + 1))
+    size = newest.stat().st_size
+    assert KeptTensors(tmp_path, "first", LIMIT).take("maker")  # which uses it
+    KeptTensors(tmp_path, "third", 2 * size + 100).keep("maker", some_tensors())
+    found = {key: bool(KeptTensors(tmp_path, key, LIMIT).take("maker")) for key in ("first", "second", "third")}
+    assert found == {"first": True, "second": False, "third": True}
+    assert {path.suffix for path in files(tmp_path)} == {".txt", ".corellm-kept"}
+
+
+def test_what_is_above_the_limit_is_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    KeptTensors(tmp_path, "old", LIMIT).keep("maker", some_tensors())
+    KeptTensors(tmp_path, "key", 1000).keep("maker", some_tensors())
+    assert "weight_cache_bytes is 1,000" in caplog.text
+    assert len(files(tmp_path)) == 1
+
+
+def test_a_folder_that_cannot_be_written_only_costs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    kept = KeptTensors(tmp_path / "file" / "folder", "key", LIMIT)
+    kept.keep("maker", some_tensors())
+    assert kept.take("maker") == {}
+    assert caplog.text.count("not kept") == 1
+
+
+def test_a_write_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(fd: int) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(kept_tensors.os, "fsync", fail)
+    KeptTensors(tmp_path, "key", LIMIT).keep("maker", some_tensors())
+    assert "no space left" in caplog.text
+    assert files(tmp_path) == []
+
+
+def test_tensors_begin_at_lines_of_the_processor(tmp_path: Path) -> None:
+    kept = KeptTensors(tmp_path, "key", LIMIT)
+    kept.keep("maker", {"first": torch.ones(64), "second": torch.ones(32)})
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in kept.take("maker").values())
+
+
+@pytest.fixture(autouse=True)
+def _all_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="corellm")
