@@ -115,11 +115,11 @@ def test_a_long_prompt_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> No
     llm = AsyncLLM("demo", num_kv_blocks=64)
     processor = llm.engine.input_processor
 
-    encode = processor.encode
+    tokenize = processor.text_tokenizer
 
-    def encode_short(text: str, **kwargs: Any) -> list[int]:
+    def tokenize_short(text: str, **kwargs: Any) -> list[int]:
         assert len(text) < 1000, "tokenized"  # placeholders are, to be told from text
-        return encode(text, **kwargs)
+        return tokenize(text, **kwargs)
 
     def never(*args: Any) -> Any:
         raise AssertionError("looked at token by token")
@@ -129,7 +129,7 @@ def test_a_long_prompt_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> No
             return output
         return None
 
-    monkeypatch.setattr(processor, "encode", encode_short)
+    monkeypatch.setattr(processor, "text_tokenizer", tokenize_short)
     monkeypatch.setattr(processor, "_check_token", never)
     text = "word " * 1_000_000
     try:
