@@ -188,7 +188,9 @@ class StaticInputs:
         self._host = torch.zeros(2 + position_rows + num_kinds, max_num_seqs, dtype=torch.int64, pin_memory=pinned)
         """Rows: tokens, lengths, positions, and the slots of each kind."""
         self._values = torch.zeros_like(self._host, device=device)
-        self._tables = torch.zeros(num_kinds, max_num_seqs, max_blocks, dtype=torch.int64, device=device)
+        self._tables = [
+            torch.zeros(max_num_seqs, max_blocks, dtype=torch.int64, device=device) for _ in range(num_kinds)
+        ]
         self._starts = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
         self._copied = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
 
