@@ -6,8 +6,9 @@ Knows pluggy and the kinds of values that hooks have; knows no rule.
 from __future__ import annotations
 
 import gc
+import tracemalloc
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import compress
@@ -104,31 +105,58 @@ def _seen(value: Any, name: str) -> Iterator[Seen]:
             yield from _seen(element, name)
 
 
-def bytes_alive(*, again: bool = False) -> int:
-    """Return the bytes of all tensors and arrays of this process that Python's collector reaches.
+@contextmanager
+def memory_growth() -> Iterator[Callable[[], int]]:
+    """Collect garbage; give a function that says by how many bytes tensors and arrays have grown since.
 
-    Args:
-        again: soon after another call: what was alive then and is garbage now may count, and need not be looked for.
+    What is alive at the start is looked through once, and left out of collections inside: it is millions of objects.
     """
-    import numpy as np
+    frozen, traced = gc.get_freeze_count(), tracemalloc.is_tracing()
+    gc.unfreeze()  # what was imported early may hold tensors
+    gc.collect()
+    old = [weakref.ref(tensor) for tensor in _tensors()]
+    gc.freeze()
+    before = _bytes_of(old)
+    if not traced:
+        tracemalloc.start()
+    known = _bytes_of_arrays()
+
+    def grown() -> int:
+        gc.collect()
+        new = [weakref.ref(tensor) for tensor in _tensors()]
+        return _bytes_of([*old, *new]) - before + _bytes_of_arrays() - known
+
+    try:
+        yield grown
+    finally:
+        if not traced:
+            tracemalloc.stop()
+        if not frozen:
+            gc.unfreeze()
+
+
+def _tensors() -> Iterator[Any]:
+    """Yield the tensors that Python's collector knows and has not frozen."""
     import torch
 
-    frozen = gc.get_freeze_count()
-    if again:
-        gc.collect()  # of what is not frozen
-    gc.unfreeze()  # what was imported early may hold them
-    if not again:
-        gc.collect()
-    values = gc.get_referents(*gc.get_objects())  # millions
-    if frozen:
-        gc.freeze()
+    values = gc.get_objects()
     # types of their own, not those of what proxies stand for, which may be gone
-    kinds = {kind for kind in set(map(type, values)) if issubclass(kind, (np.ndarray, torch.Tensor))}
-    memory: dict[int, int] = {}
-    for value in compress(values, map(kinds.__contains__, map(type, values))):
-        if isinstance(value, torch.Tensor):
-            if value.layout == torch.strided and value.device.type != "meta":
-                memory[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
-        elif value.base is None:
-            memory[id(value)] = value.nbytes
-    return sum(memory.values())
+    kinds = {kind for kind in set(map(type, values)) if issubclass(kind, torch.Tensor)}
+    return compress(values, map(kinds.__contains__, map(type, values)))
+
+
+def _bytes_of(tensors: Iterable[weakref.ref[Any]]) -> int:
+    """Return the bytes of those that are alive, shared ones once."""
+    import torch
+
+    alive = [tensor for tensor in (reference() for reference in tensors) if tensor is not None]
+    storages = [x.untyped_storage() for x in alive if x.layout == torch.strided and x.device.type != "meta"]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def _bytes_of_arrays() -> int:
+    """Return the bytes of NumPy's arrays that are alive and were made while memory is traced."""
+    import numpy as np
+
+    arrays = tracemalloc.DomainFilter(inclusive=True, domain=np.lib.tracemalloc_domain)
+    return sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces([arrays]).traces)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,13 +138,13 @@ class ArgumentRules(ProcessingRules):
     def test_operators_arguments_hold_for_every_request(self, subject: Subject) -> None:
         """Arguments given when the model is loaded apply to every request, as if it had brought them."""
         for kwargs in self.arguments(subject):
-            with (
-                self.expecting(f"a model loads with {dict(kwargs)}"),
-                LLM(str(subject.checkpoint), dtype="float32", mm_processor_kwargs=dict(kwargs)) as llm,
-            ):
+            with ExitStack() as stack:
+                with self.expecting(f"a model loads with {dict(kwargs)}"):
+                    inputs = stack.enter_context(subject.opened(kwargs))
+                    assert inputs.mm_processor.profile  # the dummies, which a load processes
                 for modality in subject.modalities:
                     parts: list[Part] = ["What?", (modality, subject.item(modality, 3))]
-                    got = subject.process(*subject.prompt(parts), inputs=llm.engine.input_processor)
+                    got = subject.process(*subject.prompt(parts), inputs=inputs)
                     self.same_as_reference(subject, parts, got, self.of_reference(subject, parts, kwargs), kwargs)
 
     def test_processor_arguments_mean_what_they_mean(self, subject: Subject) -> None:

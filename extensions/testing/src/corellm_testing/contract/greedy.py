@@ -28,7 +28,7 @@ QUESTIONS = (
     "left, right, above or below?",
     "0123456789 " * 5,
 )
-_SHORT = 24
+_SHORT = 12
 """Tokens of the shortest output of a short prompt."""
 
 

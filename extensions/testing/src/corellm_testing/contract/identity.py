@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from corellm_testing.contract.base import ContractRules
-from corellm_testing.listening import Seen, bytes_alive, seen
+from corellm_testing.listening import Seen, memory_growth, seen
 from corellm_testing.other_process import OtherProcess, OtherProcessError
 from corellm_testing.quick import slow
 from corellm_testing.subject import Subject, describe
@@ -201,24 +201,24 @@ class IdentityRules(ContractRules):
                     with seen(subject) as values:
                         use(modality, 1, embeds=hook == "get_multimodal_embeddings")
                     more += values
-        before = bytes_alive()  # collects garbage, too
-        for hook, more in found.items():
-            left = sorted({one.name for one in more if one.is_alive()})
-            self.require(
-                not left,
-                hook,
-                expected="nothing of an item is alive after its request",
-                got=f"still there: {', '.join(left)}",
-                fix=fix,
-            )
-        with self.expecting("more items are processed and embedded"):
-            smallest = min(use(modality, seed) for modality in subject.modalities for seed in (2, 3, 4))
-        grown = bytes_alive(again=True) - before
+        with memory_growth() as grown:
+            for hook, more in found.items():
+                left = sorted({one.name for one in more if one.is_alive()})
+                self.require(
+                    not left,
+                    hook,
+                    expected="nothing of an item is alive after its request",
+                    got=f"still there: {', '.join(left)}",
+                    fix=fix,
+                )
+            with self.expecting("more items are processed and embedded"):
+                smallest = min(use(modality, seed) for modality in subject.modalities for seed in (2, 3, 4))
+            more_bytes = grown()
         self.require(
-            grown < smallest,
+            more_bytes < smallest,
             "call_hf_processor or get_multimodal_embeddings",
             expected="after three more items of the same size, no more memory in tensors and arrays",
-            got=f"{grown} bytes more",
+            got=f"{more_bytes} bytes more",
             fix=fix,
         )
 
