@@ -1,4 +1,4 @@
-"""Servers of models that pool: an embedder in a process of its own, a classifier of three labels, a reranker.
+"""Servers of models that pool: an embedder, here and in a process of its own, a classifier of three labels, a reranker.
 
 Processes end with their module: other tests look for processes that are left.
 """
@@ -23,9 +23,18 @@ RERANKER: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def embedder(tiny_llava: Path) -> Iterator[Running]:
-    """It embeds, in a process of its own."""
+    """It embeds."""
+    llm = AsyncLLM(str(tiny_llava), convert="embed", **ENGINE)
+    with serving(llm) as running:
+        yield running
+    llm.close()
+
+
+@pytest.fixture(scope="module")
+def embedder_apart(tiny_llava: Path) -> Iterator[Running]:
+    """The same, in a process of its own."""
     llm = ProcessLLM(str(tiny_llava), convert="embed", **ENGINE)
     with serving(llm) as running:
         yield running
@@ -44,10 +53,10 @@ def labelled(tiny_llava: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def classifier(labelled: Path) -> Iterator[Running]:
     """It classifies; its checkpoint needs no option."""
-    llm = ProcessLLM(str(labelled), **ENGINE)
+    llm = AsyncLLM(str(labelled), **ENGINE)
     with serving(llm) as running:
         yield running
     llm.close()

@@ -1,11 +1,14 @@
-"""Encoder-only models behind a server give what `LLM` gives: through the engine's process, pairs with their types."""
+"""Encoder-only models behind a server give what `LLM` gives: through the engine's process, pairs with their types.
+
+What needs no process of its own has none.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from corellm import LLM
+from corellm import LLM, AsyncLLM
 from corellm.engine.process.client import ProcessLLM
 from extensions.pooling.tests.text_encoders.checkpoints import TEXTS, make_tiny_encoder
 from extensions.pooling.tests.text_encoders.colbert import DOCUMENTS, make_pylate
@@ -20,7 +23,7 @@ def test_embeddings(tmp_path: Path) -> None:
     path = str(make_tiny_encoder(tmp_path, "BertModel", type_vocab_size=2))
     with LLM(path, dtype="float32") as llm:
         wanted = [output.outputs.embedding for output in llm.embed(list(TEXTS), use_tqdm=False)]
-    served = ProcessLLM(path, dtype="float32")
+    served = AsyncLLM(path, dtype="float32")
     with serving(served) as running:
         data = ask(running, "/v1/embeddings", input=list(TEXTS))["data"]
         close([one["embedding"] for one in data], wanted)
@@ -42,7 +45,7 @@ def test_named_prompts(tmp_path: Path) -> None:
     }
     for name, content in files.items():
         (path / name).write_text(json.dumps(content))
-    served = ProcessLLM(str(path), dtype="float32")
+    served = AsyncLLM(str(path), dtype="float32")
     with serving(served) as running:
         named = ask(running, "/v1/embeddings", input=["Why?", "What?"], prompt_name="query")["data"]
         whole = ask(running, "/v1/embeddings", input=["One two Why?", "One two What?"])["data"]

@@ -54,12 +54,12 @@ def content(text: str, seed: int) -> dict[str, Any]:
     return {"content": [image_part(seed), {"type": "text", "text": text}]}
 
 
-def test_32_mixed_requests_at_once(embedder: Running, tiny_llava: Path) -> None:
+def test_32_mixed_requests_at_once(embedder_apart: Running, tiny_llava: Path) -> None:
     """Texts alone and in lists, token ids, conversations with images, other lengths, raw, cut; and token by token."""
     chats = [user(image_part(seed), {"type": "text", "text": f"what is in {seed}?"}) for seed in range(8)]
 
     def of(path: str, **body: Any) -> Callable[[], Any]:
-        return lambda: ask(embedder, path, **body)["data"]
+        return lambda: ask(embedder_apart, path, **body)["data"]
 
     calls = [of("/v1/embeddings", input=text) for text in TEXTS]
     calls += [of("/v1/embeddings", messages=chat) for chat in chats]
@@ -92,13 +92,16 @@ def test_32_mixed_requests_at_once(embedder: Running, tiny_llava: Path) -> None:
     close(got[31][0]["data"], wanted[1][0])
 
 
-@pytest.mark.parametrize("kind", ["images and videos", "audio"])
-def test_conversations_with_all_kinds_of_items(kind: str, tmp_path: Path) -> None:
-    """Their embeddings, all at once, are those of `LLM.embed`; other items have others."""
+@pytest.mark.parametrize(("kind", "client"), [("images and videos", ProcessLLM), ("audio", AsyncLLM)])
+def test_conversations_with_all_kinds_of_items(kind: str, client: type[AsyncLLM], tmp_path: Path) -> None:
+    """Their embeddings, all at once, are those of `LLM.embed`; other items have others.
+
+    How audio gets to the engine's process is in `test_equality.py` beside this folder.
+    """
     module = "corellm_qwen_audio.tiny" if kind == "audio" else "corellm_qwen_vl.tiny"
     path = str(importlib.import_module(module).make_tiny_checkpoint(tmp_path))
     chats = [user(*media(kind, number), {"type": "text", "text": "what?"}) for number in range(6)]
-    served = ProcessLLM(path, convert="embed", **ENGINE)
+    served = client(path, convert="embed", **ENGINE)
     with serving(served) as running:
         calls = [partial(ask, running, "/v1/embeddings", messages=chat) for chat in chats]
         found = [response["data"][0]["embedding"] for response in all_at_once(calls)]

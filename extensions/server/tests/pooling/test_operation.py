@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from extensions.server.tests.batch.conftest import Batch, line, results, written
 from extensions.server.tests.command import command
 from extensions.server.tests.conftest import MODEL, Running, image_part, serving, user
 from extensions.server.tests.footprint import Footprint, assert_no_leak
+from extensions.server.tests.generated_requests import assert_as_documented
 from extensions.server.tests.pooling.conftest import ENGINE, ask
 from extensions.server.tests.test_metrics import scrape, total
 from extensions.server.tests.test_stage_faults import error_of, showing
@@ -53,9 +52,9 @@ def test_a_batch_of_all_endpoints(embedder: Running, tmp_path: Path) -> None:
         assert found["embedding"] == pytest.approx(wanted["embedding"], abs=1e-6)
 
 
-def test_what_requests_count(embedder: Running) -> None:
+def test_what_requests_count(embedder_apart: Running) -> None:
     """Routes, outcomes, lengths of prompts and times; each input is a prompt."""
-    with serving(embedder.service.client) as running:
+    with serving(embedder_apart.service.client) as running:
         ask(running, EMBED, input=["a", "b", "c"])
         ask(running, "/v2/rerank", query="a", documents=["b"])
         running.post(EMBED, {"model": MODEL})
@@ -69,10 +68,10 @@ def test_what_requests_count(embedder: Running) -> None:
     assert total(samples, "request_generation_tokens_count") == 0
 
 
-def test_spans(embedder: Running) -> None:
+def test_spans(embedder_apart: Running) -> None:
     """A request has its stages in the engine, and its tokens; nothing of what it says."""
     exporter = InMemorySpanExporter()
-    with serving(embedder.service.client) as running:
+    with serving(embedder_apart.service.client) as running:
         tracing = running.service.tracing = Tracing(exporter, MODEL)
         usage = ask(running, EMBED, input="my private words")["usage"]
         wait_until(lambda: tracing._provider.force_flush() and len(exporter.get_finished_spans()) > 1)
@@ -84,38 +83,24 @@ def test_spans(embedder: Running) -> None:
     assert "private" not in str(attributes)
 
 
-ENDPOINTS = {"embeddings|pooling": 3, "classify|score|rerank": 7}
-"""Regular expressions of the endpoints of pooling, and how many operations each has."""
+EMBEDDING, SCORING = "embeddings|pooling", "classify|score|rerank"
+"""Endpoints of pooling."""
 
 
 @pytest.mark.parametrize(
-    ("model", "which", "examples"),
+    ("model", "paths", "examples"),
     [
-        ("embedder", ["embeddings|pooling"], 3),
-        ("classifier", ["classify|score|rerank"], 3),
-        *(pytest.param(model, [*ENDPOINTS], 200, marks=pytest.mark.full) for model in ("embedder", "classifier")),
+        ("embedder", EMBEDDING, 3),
+        ("classifier", SCORING, 3),
+        *(pytest.param(m, f"{EMBEDDING}|{SCORING}", 200, marks=pytest.mark.full) for m in ("embedder", "classifier")),
     ],
 )
-def test_the_document(
-    model: str, which: list[str], examples: int, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_the_document(model: str, paths: str, examples: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Generated requests to the endpoints of pooling get documented responses; what is wrong is refused.
 
     Those that the model serves; with `-m full` the others, too, which it refuses.
     """
-    running: Running = request.getfixturevalue(model)
-    ran = subprocess.run(
-        [
-            sys.executable, "-m", "schemathesis.cli", "run", f"{running.url}/openapi.json",
-            "--include-path-regex", "|".join(which),
-            "--exclude-checks", "positive_data_acceptance", "--phases", "coverage,fuzzing",
-            "--max-examples", str(examples), "--generation-deterministic", "--no-shrink",
-            "--suppress-health-check", "all", "--request-timeout", "300",
-        ],
-        cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert f"Tested: {sum(ENDPOINTS[paths] for paths in which)}" in ran.stdout
+    assert_as_documented(request.getfixturevalue(model), tmp_path, examples, paths=paths)
 
 
 STAGES = {
@@ -126,11 +111,15 @@ STAGES = {
 }
 
 
-def test_row_23_a_fault_costs_its_own_request(tiny_llava: Path, tmp_path: Path) -> None:
-    """500 with an id that the log has, in every stage of embedding; others have their results; nothing is left."""
+def test_rows_23_and_24_faults_cost_their_requests(tiny_llava: Path, tmp_path: Path) -> None:
+    """500 with an id that the log has, in every stage of embedding; others have their results; nothing is left.
+
+    So is one whose forward pass fails, and the next one runs; three such steps in a row end the server.
+    """
     good = {"model": MODEL, "messages": user(image_part(1), "what?")}
     options: dict[str, Any] = {"convert": "embed", "block_size": 8, "max_num_seqs": 4}
-    with command(tiny_llava, tmp_path, faulty.install(tmp_path), **options) as running:
+    environment = faulty.install(tmp_path)
+    with command(tiny_llava, tmp_path, environment, **options) as running:
         for _ in range(4):
             wanted = running.http.post(EMBED, json=good).json()["data"][0]["embedding"]
         before = Footprint.of(running.process.pid, running.http)
@@ -144,16 +133,9 @@ def test_row_23_a_fault_costs_its_own_request(tiny_llava: Path, tmp_path: Path) 
             found = running.http.post(EMBED, json=good).json()["data"][0]["embedding"]
             assert found == pytest.approx(wanted, abs=1e-6)
         assert_no_leak(running.process.pid, running.http, before)
-
-
-def test_row_24_a_failed_step_costs_its_requests(tiny_llava: Path, tmp_path: Path) -> None:
-    """A request whose forward pass fails is a 500, and the next one runs; three such steps in a row end the server."""
-    environment = faulty.install(tmp_path)
-    failing = Path(environment[faulty.FAILING_STEPS])
-    with command(tiny_llava, tmp_path, environment, convert="embed") as running:
         statuses = []
         for count in (1, 0, 1_000_000):
-            faulty.fail_steps(failing, count)
+            faulty.fail_steps(Path(environment[faulty.FAILING_STEPS]), count)
             statuses.append(running.http.post(EMBED, json={"model": MODEL, "input": "a"}).status_code)
         assert statuses == [500, 200, 500]
         second, third = (running.http.post(EMBED, json={"model": MODEL, "input": "a"}) for _ in range(2))
