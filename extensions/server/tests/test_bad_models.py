@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from corellm import AsyncLLM
+from corellm.cli import main
 from extensions.server.tests.command import CHAT, starting
 from extensions.server.tests.conftest import chat, serving, user
 from tests.loading.test_checkpoint import BREAKS
@@ -44,14 +45,32 @@ def test_row_20_hostile_templates(checkpoint: Path) -> None:
         llm.close()
 
 
-@pytest.mark.parametrize("name", ["weights end early", "overlapping", "huge header", "foreign type"])
-def test_row_22_bad_checkpoints(checkpoint: Path, tmp_path: Path, name: str) -> None:
-    """Exit status 1 in 10 s; the error is one line that names the file and the reason."""
+def assert_told(checkpoint: Path, file: str, status: int, out: str, err: str) -> None:
+    """The exit status is 1, and the error is one line that names the file and the reason."""
+    assert status == 1
+    assert out == ""
+    assert "Traceback" not in err
+    assert str(checkpoint / file) in err or file in err
+    assert "cannot be read" in err or "header too large" in err
+
+
+def broken(checkpoint: Path, name: str) -> str:
+    """Break the checkpoint; the name of the file that is."""
     file, change, _ = BREAKS[name]
     (checkpoint / file).write_bytes(change((checkpoint / file).read_bytes()))
+    return file
+
+
+def test_row_22_a_bad_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
+    """As users see it."""
+    file = broken(checkpoint, "weights end early")
     done = subprocess.run(starting(checkpoint, tmp_path), capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert "Traceback" not in done.stderr
-    assert str(checkpoint / file) in done.stderr or file in done.stderr
-    assert "cannot be read" in done.stderr or "header too large" in done.stderr
+    assert_told(checkpoint, file, done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("name", ["overlapping", "huge header", "foreign type"])
+def test_row_22_bad_checkpoints(checkpoint: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """The same command in this process."""
+    file = broken(checkpoint, name)
+    status = main(["serve", str(checkpoint), "--port", "0", "--dtype", "float32"])
+    assert_told(checkpoint, file, status, *capsys.readouterr())
