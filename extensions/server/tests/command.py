@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -49,6 +50,11 @@ class Command:
         """Id of the engine's process."""
         (pid,) = (pid for pid in children(self.process.pid) if b"engine_main" in cmdline(pid))
         return pid
+
+    def metric(self, name: str) -> float:
+        """What a metric is now; values of several labels are added."""
+        text = self.http.get("/metrics").text
+        return sum(map(float, re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE)))
 
     def text_of(self, *content: Any) -> str:
         """The output of a conversation."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -9,14 +10,14 @@ import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
+from corellm.engine.process.client import ProcessLLM
 from extensions.server.tests.command import CHAT, Command, children, command, starting
-from extensions.server.tests.conftest import chat, data_url, user
+from extensions.server.tests.conftest import chat, data_url, serving, user
 from extensions.server.tests.footprint import Footprint, assert_no_leak
 from tests.engine.process.test_process_faults import exists
 from tests.fixtures import wait_until
@@ -27,7 +28,7 @@ PATIENCE = pytest.mark.parametrize("patience", [60, pytest.param(1, marks=pytest
 a test that hangs."""
 
 
-@contextmanager
+@contextlib.contextmanager
 def within(seconds: float) -> Iterator[None]:
     """Fail if what is inside takes longer."""
     start = time.monotonic()
@@ -49,8 +50,7 @@ def ask(running: Command, pool: ThreadPoolExecutor, count: int) -> list[Future[s
 
 def in_engine(running: Command) -> float:
     """Requests that the engine has."""
-    metrics = Footprint.of(running.process.pid, running.http).metrics
-    return metrics["corellm:num_requests_running"] + metrics["corellm:num_requests_waiting"]
+    return running.metric("corellm:num_requests_running") + running.metric("corellm:num_requests_waiting")
 
 
 @PATIENCE
@@ -96,17 +96,18 @@ def test_row_26_a_hung_engine(tiny_llava: Path, tmp_path: Path, patience: int) -
 
 
 @PATIENCE
-def test_row_38_a_hung_engine_is_ended(tiny_llava: Path, tmp_path: Path, patience: int) -> None:
+def test_row_38_a_hung_engine_is_ended(tiny_llava: Path, patience: int, caplog: pytest.LogCaptureFixture) -> None:
     """With requests in it, after `hang_timeout`: clients are told, the exit status is 1, no process is left."""
-    with command(tiny_llava, tmp_path, hang_timeout=3) as running, ThreadPoolExecutor(4) as pool:
-        engine, others = running.engine, children(running.process.pid)
-        sent = ask(running, pool, 4)
-        os.kill(engine, signal.SIGSTOP)
-        texts = [future.result(20 * patience) for future in sent]
+    llm = ProcessLLM(str(tiny_llava), dtype="float32")
+    with contextlib.closing(llm), serving(llm, hang_timeout=3) as running, ThreadPoolExecutor(4) as pool:
+        sent = [pool.submit(running.post, CHAT, {**ENDLESS, "stream": index % 2 == 0}) for index in range(4)]
+        wait_until(lambda: len(llm.engine._requests) == 4)
+        os.kill(llm.pid, signal.SIGSTOP)
+        texts = [future.result(20 * patience).text for future in sent]
         assert all('"code": "engine_hung"' in text and " 3 s" in text for text in texts)
-        assert running.process.wait(20 * patience) == 1
-        wait_until(lambda: not any(map(exists, others)), 10 * patience)
-    assert "--hang-timeout" in running.log.read_text()
+        wait_until(lambda: running.statuses == [1], 20 * patience)
+    assert not exists(llm.pid)
+    assert "--hang-timeout" in caplog.text
 
 
 MOMENTS = pytest.mark.parametrize(

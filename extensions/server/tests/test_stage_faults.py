@@ -141,8 +141,8 @@ def test_row_24_the_batch_fails_and_the_queue_goes_on(tiny_llava: Path, tmp_path
 
         def asked() -> list[Any]:
             sent = [pool.submit(running.http.post, CHAT, json=body) for _ in range(6)]
-            wait_until(lambda: metric(running, "corellm:num_requests_running") == 2)
-            wait_until(lambda: metric(running, "corellm:num_requests_waiting") == 4)
+            wait_until(lambda: running.metric("corellm:num_requests_running") == 2)
+            wait_until(lambda: running.metric("corellm:num_requests_waiting") == 4)
             return sent
 
         sent = asked()
@@ -157,8 +157,3 @@ def test_row_24_the_batch_fails_and_the_queue_goes_on(tiny_llava: Path, tmp_path
         assert {response.json()["error"]["code"] for response in results} <= {"internal_error", "engine_dead"}
         assert running.process.wait(600) == 1
         assert "in a row" in running.log.read_text()
-
-
-def metric(running: Command, name: str) -> float:
-    """A metric's value now."""
-    return Footprint.of(running.process.pid, running.http).metrics[name]
