@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from corellm import LLM, LoRARequest, SamplingParams
+from corellm import LLM, AsyncLLM, LoRARequest, SamplingParams
 from corellm.errors import ConfigError, InvalidParameterError
 from corellm.serving import ProcessLLM
 from corellm_server.adapters import ServedAdapters
@@ -131,7 +131,7 @@ def changing(
     (root / "linked" / "adapter_model.safetensors").symlink_to(adapters["first"] / "adapter_model.safetensors")
     shutil.copytree(adapters["first"], root / "broken")
     (root / "broken" / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 5, "lora_alpha": 8}')
-    llm = ProcessLLM(str(tiny_llava), **OPTIONS)
+    llm = AsyncLLM(str(tiny_llava), **OPTIONS)
     try:
         with serving(llm, allow_runtime_lora_updating=str(root)) as running:
             yield running

@@ -6,21 +6,23 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from extensions.server.tests.command import command
+from corellm import AsyncLLM
+from extensions.server.tests.conftest import serving
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url() -> Iterator[str]:
     """Where the demo model is served."""
-    with command(Path("demo"), tmp_path_factory.mktemp("server")) as running:
-        yield str(running.http.base_url).rstrip("/")
+    with closing(AsyncLLM("demo", dtype="float32")) as llm, serving(llm) as running:
+        yield running.url
 
 
 def printed(*arguments: str) -> str:
