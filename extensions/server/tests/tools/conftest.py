@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 
 import pytest
 
@@ -12,6 +14,8 @@ from corellm_llava.tiny import make_tiny_checkpoint
 from extensions.server.tests.conftest import Running, serving
 from extensions.server.tests.scripted import ScriptedLLM
 from tests.templates.published import QWEN
+
+Writing = Callable[[str], tuple[Running, ScriptedLLM]]
 
 
 @pytest.fixture(scope="session")
@@ -37,4 +41,17 @@ def scripted(loaded: AsyncLLM) -> ScriptedLLM:
 def running(scripted: ScriptedLLM) -> Iterator[Running]:
     """A server of those outputs."""
     with serving(scripted, allow_request_templates=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def writing(loaded: AsyncLLM) -> Iterator[Writing]:
+    """A function for a server of outputs whose calls have the form of a parser, and for its outputs."""
+    with ExitStack() as servers:
+
+        @cache
+        def server(parser: str) -> tuple[Running, ScriptedLLM]:
+            scripted = ScriptedLLM(loaded)
+            return servers.enter_context(serving(scripted, tool_call_parser=parser)), scripted
+
         yield server

@@ -26,6 +26,7 @@ from corellm_server.tools.tagged import GlmCalls
 from extensions.server.tests.conftest import MODEL, Running, data_url, serving, user
 from extensions.server.tests.parsing.forms import FORMS, TOOLS
 from extensions.server.tests.scripted import ScriptedLLM
+from extensions.server.tests.tools.conftest import Writing
 from tests.templates.published import LLAMA, MISTRAL, QWEN
 
 CASES = [(name, form) for name, forms in FORMS.items() for form in forms]
@@ -68,15 +69,14 @@ def streamed(create: Any, request: dict[str, Any]) -> tuple[dict[str, Any], str 
 
 
 @pytest.mark.parametrize(("name", "form"), CASES)
-def test_every_form_whole_and_streamed(loaded: AsyncLLM, name: str, form: str) -> None:
+def test_every_form_whole_and_streamed(writing: Writing, name: str, form: str) -> None:
     """Text, calls and the reason, by OpenAI's types; both ways the same."""
     output, text, calls = FORMS[name][form]
-    scripted = ScriptedLLM(loaded)
-    with serving(scripted, tool_call_parser=name) as server:
-        create = server.client().chat.completions.create
-        scripted.outputs = [output, output]
-        whole = create(**ask())
-        message, reason, _ = streamed(create, ask())
+    server, scripted = writing(name)
+    create = server.client().chat.completions.create
+    scripted.outputs = [output, output]
+    whole = create(**ask())
+    message, reason, _ = streamed(create, ask())
     ChatCompletion.model_validate(whole.to_dict(), strict=True)
     (choice,) = whole.choices
     got = choice.message.tool_calls or []

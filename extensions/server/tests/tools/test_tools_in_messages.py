@@ -15,6 +15,7 @@ from extensions.server.tests.conftest import MODEL, Running, serving, user
 from extensions.server.tests.parsing.forms import FORMS, TOOLS
 from extensions.server.tests.scripted import ScriptedLLM
 from extensions.server.tests.test_messages import COUNT, PATH, ask, client_of, events_of, image, told
+from extensions.server.tests.tools.conftest import Writing
 from extensions.server.tests.tools.test_tools import CASES
 from tests.templates.published import LLAMA, MISTRAL, QWEN
 
@@ -115,14 +116,13 @@ def test_blocks_whole_and_streamed(running: Running, scripted: ScriptedLLM) -> N
 
 
 @pytest.mark.parametrize(("name", "form"), CASES)
-def test_every_form(loaded: AsyncLLM, name: str, form: str) -> None:
+def test_every_form(writing: Writing, name: str, form: str) -> None:
     """Both ways the same: the calls, and no empty text beside them."""
     output, text, calls = FORMS[name][form]
-    scripted = ScriptedLLM(loaded)
-    with serving(scripted, tool_call_parser=name) as server:
-        scripted.outputs = [output, output]
-        whole = server.post(PATH, request()).json()
-        blocks, reason = assembled(events_of(server.post(PATH, request(stream=True)).text))
+    server, scripted = writing(name)
+    scripted.outputs = [output, output]
+    whole = server.post(PATH, request()).json()
+    blocks, reason = assembled(events_of(server.post(PATH, request(stream=True)).text))
     got = whole["content"]
     assert [(block["name"], block["input"]) for block in got if block["type"] == "tool_use"] == calls
     assert [block["text"] for block in got if block["type"] == "text"] == ([text] if text else [])
