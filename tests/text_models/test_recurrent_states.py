@@ -142,16 +142,17 @@ def test_a_request_that_fails_leaves_the_others_their_states(
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_aborts_give_states_back(model: Callable[[str], Model], mode: str) -> None:
     """At every moment, of running and of swapped requests; the others go on."""
-    tiny = model("Qwen3NextForCausalLM")
+    tiny, num_parked = model("Qwen3NextForCausalLM"), 0
     with tiny.engine(**_SCARCE, max_num_batched_tokens=24, preemption_mode=mode) as llm:
         engine = llm.engine
-        for num_steps in range(2, 30, 3):
+        for num_steps in range(2, 30, 2):
             for i, prompt in enumerate(PROMPTS):
                 n = LENGTHS[i]
                 engine.add_request(str(i), prompt, SamplingParams(temperature=0, max_tokens=n, min_tokens=n))
             outputs: dict[str, list[int]] = {}
             for step in range(400):
                 if step == num_steps:
+                    num_parked += _states(llm).num_parked
                     engine.abort_request("3", silently=True)
                     engine.abort_request("4", silently=True)
                 for output in engine.step():
@@ -160,6 +161,7 @@ def test_aborts_give_states_back(model: Callable[[str], Model], mode: str) -> No
                     break
             assert [outputs[str(i)] for i in range(3)] == [tiny.wanted[i].token_ids for i in range(3)]
             _require_all_given_back(llm)
+    assert (num_parked > 0) == (mode == "swap")
 
 
 def test_several_outputs_of_a_prompt(model: Callable[[str], Model]) -> None:
