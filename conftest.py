@@ -88,3 +88,13 @@ def _installed_metadata_are_read_once() -> Iterator[None]:
         patch.setattr(Distribution, "entry_points", once(vars(Distribution)["entry_points"]))
         patch.setattr(Distribution, "metadata", once(vars(Distribution)["metadata"]))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _media_processes_start_with_their_first_file() -> Iterator[None]:
+    """Most models that tests load decode none, and starting one ahead takes as long as loading such a model."""
+    from corellm.media.pool import MediaPool
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MediaPool, "start", lambda pool: None)
+        yield

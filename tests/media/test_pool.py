@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from corellm import LLM
 from corellm.children.child import Child
 from corellm.children.memory import KEPT_BYTES, SharedMemory
 from corellm.config import MEDIA_FORMATS, EngineConfig, MultiModalConfig
@@ -47,6 +48,8 @@ from tests.media.videos import encode, moving, plain
 LIMIT = test_image.LIMIT
 PNG = test_image.FILES["PNG"]
 ROOT = str(Path(__file__).parents[2])
+START = MediaPool.start
+"""As it is before the conftest has pools start with their first file."""
 
 
 def start_all(pool: MediaPool) -> None:
@@ -188,7 +191,7 @@ def test_a_pool_can_start_before_its_first_file(monkeypatch: pytest.MonkeyPatch)
     pool = MediaPool(1, 60.0)
     read, decode = [], pool.image
     monkeypatch.setattr(pool, "image", lambda *given: read.append(decode(*given)))
-    pool.start()
+    START(pool)
     join_starting()
     monkeypatch.undo()
     assert [image.size for image in read] == [(1, 1)]
@@ -198,10 +201,18 @@ def test_a_pool_can_start_before_its_first_file(monkeypatch: pytest.MonkeyPatch)
     assert pool._children._children[0]._running is started
     pool.close()
     for broken in (MediaPool(1, 9.0, "no.such.module"), pool):
-        broken.start()
+        START(broken)
         join_starting()
         with pytest.raises(ProcessingError):
             load_image(PNG, LIMIT, pool=broken)
+
+
+def test_a_model_that_takes_media_has_its_pool_start(tiny_llava: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it loads."""
+    started: list[MediaPool] = []
+    monkeypatch.setattr(MediaPool, "start", lambda pool: started.append(pool))
+    with LLM(str(tiny_llava)):
+        assert len(started) == 1
 
 
 def join_starting() -> None:
