@@ -9,7 +9,7 @@ from corellm.multimodal.defaults import SUBPROCESSORS, declared_types
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
 from corellm_testing.argument_values import current_value, values_to_try
-from corellm_testing.contract.greedy import QUESTIONS, Examination, GreedyRules
+from corellm_testing.contract.greedy import QUESTIONS, SCARCE_BLOCK_SIZES, Examination, GreedyRules, scarce_blocks
 from corellm_testing.items import plain_items, timed_videos
 from corellm_testing.quick import slow
 from corellm_testing.subject import Subject, same_data
@@ -31,13 +31,14 @@ class EngineRules(GreedyRules):
         Items are evicted while requests are in flight. On a CPU with plain torch's attention, where compiled kernels
         are chosen.
         """
+        small, _ = SCARCE_BLOCK_SIZES
         process = subject.inputs.process
         features = [feature for case in examination.cases for feature in process(case.prompt).features]
         outputs = self.check_outputs(
             subject,
             examination,
-            num_kv_blocks=-(-(examination.longest + examination.most_states) // 8) + 2,
-            block_size=8,
+            num_kv_blocks=scarce_blocks(examination.longest + examination.most_states, small),
+            block_size=small,
             max_model_len=examination.longest,
             max_num_batched_tokens=64,
             encoder_cache_size=0,
@@ -52,12 +53,13 @@ class EngineRules(GreedyRules):
 
         With the reference attention instead of the backend chosen here.
         """
+        _, large = SCARCE_BLOCK_SIZES
         outputs = self.check_outputs(
             subject,
             examination,
             enable_chunked_prefill=False,
-            num_kv_blocks=-(-(examination.longest + examination.most_states) // 32) + 2,
-            block_size=32,
+            num_kv_blocks=scarce_blocks(examination.longest + examination.most_states, large),
+            block_size=large,
             max_model_len=examination.longest,
             preemption_mode="swap",
             attention_backend="reference",

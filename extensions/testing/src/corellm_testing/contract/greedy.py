@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -30,6 +31,14 @@ QUESTIONS = (
 )
 _SHORT = 12
 """Tokens of the shortest output of a short prompt."""
+_LONGER = 3
+"""How many more tokens the output of the next one has."""
+SCARCE_BLOCK_SIZES = (8, 32)
+
+
+def scarce_blocks(longest: int, block_size: int) -> int:
+    """Return a number of blocks in which a request of the longest length fits, and the short ones outgrow it."""
+    return -(-longest // block_size) + 2
 
 
 @dataclass(frozen=True)
@@ -187,7 +196,7 @@ def _cases(subject: Subject, fill_memory: bool) -> Iterator[Case]:
     short = list(_short_prompts(subject))
     output = _long_output(subject, short, longer) if fill_memory else _SHORT
     for i, prompt in enumerate(short):
-        yield Case(*prompt, output + 3 * i)
+        yield Case(*prompt, output + _LONGER * i)
     yield from longer
 
 
@@ -202,13 +211,24 @@ def _short_prompts(subject: Subject) -> Iterator[tuple[str, dict[str, list[Any]]
 
 
 def _long_output(subject: Subject, short: Sequence[tuple[str, dict[str, list[Any]]]], longer: Sequence[Case]) -> int:
-    """Return a number of tokens with which the short prompts take a quarter more than the longest request's memory."""
+    """Return a number of tokens with which short prompts that run at once outgrow the longest request's memory."""
     longest = max(len(subject.process(case.text, case.media).token_ids) + case.max_tokens for case in longer)
     longest += max(_num_states(subject, case) for case in longer)
     if subject.is_encoder_decoder:  # blocks of states do not grow: its decoder fills memory alone
-        return max(_SHORT, longest // 2)
-    of_prompts = sum(len(subject.process(*prompt).token_ids) for prompt in short)
-    return max(_SHORT, (longest * 5 // 4 - of_prompts) // len(short))
+        return max(2 * _SHORT, longest // 2)
+    prompts = [len(subject.process(*prompt).token_ids) for prompt in short]
+    for output in itertools.count(_SHORT):
+        whole = max(longest, max(prompts) + output + _LONGER * len(short))
+        if all(_outgrow(prompts, output, scarce_blocks(whole, size), size) for size in SCARCE_BLOCK_SIZES):
+            break
+    return output
+
+
+def _outgrow(prompts: Sequence[int], output: int, num_blocks: int, block_size: int) -> bool:
+    """Whether the prompts that are taken at once, one block left free, need more blocks before one of them ends."""
+    taken = [*itertools.accumulate(-(-prompt // block_size) for prompt in prompts)]
+    running = prompts[: sum(num < num_blocks for num in taken)]
+    return sum(-(-(prompt + output - 1) // block_size) for prompt in running) > num_blocks
 
 
 def _num_states(subject: Subject, case: Case) -> int:
