@@ -10,6 +10,7 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from safetensors.torch import load_file
 
 from corellm import LLM, AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
+from corellm.engine.process import remote_engine
 from corellm.engine.process.client import ProcessLLM
 from corellm.errors import AbsentMethodError, CorellmError, InvalidParameterError, RequestFailedError
 from tests.fixtures import random_image
@@ -229,7 +231,7 @@ def test_aborts(llm: ProcessLLM) -> None:
     asyncio.run(main())
 
 
-def test_maintenance(llm: ProcessLLM, tmp_path: Path) -> None:
+def test_maintenance(llm: ProcessLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Caches are emptied in both processes, metrics are of both, and traces are written."""
 
     async def main() -> None:
@@ -253,6 +255,13 @@ def test_maintenance(llm: ProcessLLM, tmp_path: Path) -> None:
             await llm.in_engine(repr, object())
         with pytest.raises(RequestFailedError, match="TypeError"):  # the result cannot come back
             await llm.in_engine(type)
+        for function in (lambda engine: 1, partial(repr), "repr", bytes.fromhex, final.__get__(llm)):
+            with pytest.raises(InvalidParameterError, match="importable module"):
+                await llm.in_engine(function)  # type: ignore[arg-type]
+        with monkeypatch.context() as patch:
+            patch.setattr(remote_engine, "MAX_MESSAGE_BYTES", 100)
+            with pytest.raises(InvalidParameterError, match="at most 100"):
+                await llm.in_engine(repr, "x" * 100)
         assert "LLMEngine" in await llm.in_engine(repr)
         await llm.start_profile(tmp_path / "trace.json")
         await final(llm, "a", SamplingParams(max_tokens=2))

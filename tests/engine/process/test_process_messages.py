@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from corellm import errors
 from corellm.config import EngineConfig
-from corellm.engine.process import messages
+from corellm.engine.process import engine_main, messages
 from corellm.engine.process.channel import MAX_MESSAGE_BYTES, Channel
 from corellm.engine.process.codec import RequestCodec
 from corellm.engine.process.engine_main import EngineLoop
@@ -220,6 +220,21 @@ def test_parameters_that_cannot_be_read_fail_one_request(channels: tuple[Channel
     assert (delta.request_id, delta.finished) == ("bad", True)
     assert delta.fault is not None
     assert engine.added == [("good", params)]
+
+
+def test_a_result_that_is_too_long_fails_its_call(
+    channels: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, far = channels
+    loop = EngineLoop(RecordingEngine(), far)  # type: ignore[arg-type]
+    monkeypatch.setattr(engine_main, "MAX_MESSAGE_BYTES", 20)
+    loop._take(messages.encode(messages.Call(3, "builtins:repr", [])), None)
+    ((data, _),) = near.receive(10)
+    returned = messages.decode_from_engine(data)
+    assert isinstance(returned, messages.Returned)
+    assert returned.number == 3
+    assert returned.fault is not None
+    assert "builtins:repr: its result takes" in returned.fault.message
 
 
 def test_parameters_of_a_use_without_a_codec_are_refused() -> None:

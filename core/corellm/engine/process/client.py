@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any, TypeVar
 
 from corellm.config import EngineConfig
@@ -17,7 +18,7 @@ from corellm.engine.async_llm import AsyncLLM
 from corellm.engine.metrics import Metric
 from corellm.engine.process.codec import metrics_of, plain_metrics
 from corellm.engine.process.remote_engine import RemoteEngine
-from corellm.errors import AbsentMethodError, EngineDeadError
+from corellm.errors import AbsentMethodError, EngineDeadError, InvalidParameterError
 
 _Result = TypeVar("_Result")
 
@@ -90,8 +91,7 @@ class ProcessLLM(AsyncLLM):
     async def in_engine(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
         """As `AsyncLLM.in_engine`: the other process imports the function by its name."""
         future: Future[_Result] = Future()
-        name = f"{function.__module__}:{function.__qualname__}"
-        return await self._result_of(future, partial(self.engine.call, future, name, arguments))
+        return await self._result_of(future, partial(self.engine.call, future, _name_of(function), arguments))
 
     async def reset_mm_cache(self) -> None:
         """Forget processed items, and encoder outputs that no request in flight needs."""
@@ -116,3 +116,23 @@ class ProcessLLM(AsyncLLM):
             "corellm:mm_cache_usage_perc": cache.usage,
         }
         return [replace(metric, value=own.get(metric.name, metric.value)) for metric in metrics]
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    """Return the name by which another process imports a function.
+
+    Raises:
+        InvalidParameterError: there is none.
+    """
+    module = getattr(function, "__module__", None)
+    name = f"{module}:{getattr(function, '__qualname__', None)}"
+    try:
+        found = resolve_name(name)
+    except (ImportError, AttributeError, ValueError):
+        found = None
+    if found != function or module == "__main__":
+        raise InvalidParameterError(
+            f"{function!r:.100} cannot be called in the engine's process, which imports functions by name; give one "
+            "that is defined in an importable module"
+        )
+    return name

@@ -108,7 +108,13 @@ class EngineLoop:
     def _call(self, message: Call) -> bytes:
         try:
             function: Callable[..., Any] = resolve_name(message.function)
-            return messages.encode(Returned(message.number, function(self._engine, *message.arguments)))
+            data = messages.encode(Returned(message.number, function(self._engine, *message.arguments)))
+            if len(data) > MAX_MESSAGE_BYTES:
+                raise RequestFailedError(
+                    f"{message.function}: its result takes {len(data)} bytes, at most {MAX_MESSAGE_BYTES}; have it "
+                    "written to a file"
+                )
+            return data
         except Exception as error:
             logger.debug("%s failed", message.function, exc_info=True)
             return messages.encode(Returned(message.number, None, to_fault(error)))

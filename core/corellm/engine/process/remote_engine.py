@@ -182,6 +182,10 @@ class RemoteEngine:
         except (TypeError, ValueError, OverflowError) as error:
             future.set_exception(InvalidParameterError(f"{function}: {error}; give plain data to another process"))
             return
+        if len(data) > MAX_MESSAGE_BYTES:
+            size = f"{len(data)} bytes, at most {MAX_MESSAGE_BYTES}"
+            future.set_exception(InvalidParameterError(f"{function}: its arguments take {size}; write them to a file"))
+            return
         self._calls[number] = future
         self._send_data(data)
 
