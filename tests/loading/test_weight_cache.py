@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save
 
 from corellm import LLM, SamplingParams
 from corellm.errors import ConfigError
 from corellm.system.kept_tensors import KeptTensors
 from corellm_kernels.cpu import library
+from extensions.pooling.tests.text_encoders.checkpoints import make_tiny_encoder
 from tests.fixtures import random_image
 
 pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason="packed weights are the kernels'")
@@ -89,6 +92,43 @@ def test_other_weights_and_other_settings_have_other_files(tmp_path: Path) -> No
     with start(path, dtype="float32", weight_cache=cache, quantization="int8"):
         pass
     assert len([*cache.iterdir()]) == 3
+
+
+def test_weights_that_change_in_place_are_other_weights(tmp_path: Path) -> None:
+    """Also where the file keeps its inode, its size and its time, and a panel that is compared is the same."""
+    from corellm_llava.tiny import make_tiny_checkpoint
+
+    path, cache = make_tiny_checkpoint(tmp_path / "model"), tmp_path / "cache"
+    with start(path, dtype="float32", weight_cache=cache) as llm:
+        before = said(llm)
+    file = path / "model.safetensors"
+    stat, tensors = file.stat(), load_file(file)
+    (name,) = [name for name in tensors if name.endswith("lm_head.weight")]
+    tensors[name] = tensors[name].clone()
+    tensors[name][:16] *= -3
+    file.write_bytes(save(tensors, {"format": "pt"}))
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert (file.stat().st_ino, file.stat().st_size) == (stat.st_ino, stat.st_size)
+    with start(path, dtype="float32") as llm:
+        want = said(llm)
+    assert want != before
+    with start(path, dtype="float32", weight_cache=cache) as llm:
+        assert said(llm) == want
+
+
+def test_weights_of_a_text_encoder_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, cache = make_tiny_encoder(tmp_path / "model", "BertModel", type_vocab_size=2), tmp_path / "cache"
+    (path / "link.json").symlink_to(tmp_path / "nowhere")
+
+    def embedding(**options: Any) -> list[float]:
+        with LLM(str(path), dtype="float32", **options) as llm:
+            return llm.embed(["one and two"], use_tqdm=False)[0].outputs.embedding
+
+    want = embedding()
+    assert embedding(weight_cache=cache) == want
+    assert len([*cache.iterdir()]) == 1
+    monkeypatch.delattr(KeptTensors, "keep")  # all is found
+    assert embedding(weight_cache=cache) == want
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
 from corellm.system import kept_tensors
@@ -75,7 +76,13 @@ def without_a_page(data: bytes) -> bytes:
     return data[:place] + bytes(4096) + data[place + 4096 :]
 
 
-DAMAGES: list[Callable[[bytes], bytes]] = [cut, changed, without_a_page, lambda data: b"", lambda data: data[:3]]
+def with_deep_sums(data: bytes) -> bytes:
+    return save({"a": torch.ones(2)}, metadata={"sums": "[" * 100_000})
+
+
+DAMAGES: list[Callable[[bytes], bytes]] = [
+    cut, changed, without_a_page, with_deep_sums, lambda data: b"", lambda data: data[:3],
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -122,6 +129,34 @@ def test_a_folder_that_cannot_be_written_only_costs_a_warning(tmp_path: Path, ca
     kept.keep("maker", some_tensors())
     assert kept.take("maker") == {}
     assert caplog.text.count("not kept") == 1
+
+
+def test_files_that_other_processes_take_away_cost_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One goes while sizes are asked for; a link to nothing is looked at like one."""
+    (tmp_path / "link.corellm-kept").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "gone.corellm-unfinished").touch()
+    lstat = Path.lstat
+
+    def racing(path: Path) -> os.stat_result:
+        if path.suffix == ".corellm-unfinished":
+            path.unlink(missing_ok=True)
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", racing)
+    kept = KeptTensors(tmp_path, "key", LIMIT)
+    kept.keep("maker", some_tensors())
+    assert equal(dict(kept.take("maker")), some_tensors())
+
+
+def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kept = KeptTensors(tmp_path, "key", LIMIT)
+    kept.keep("maker", some_tensors())
+    (file,) = files(tmp_path)
+    file.unlink()
+    file.mkdir()
+    assert kept.take("maker") == {}
+    assert f"{file} cannot be read" in caplog.text
+    assert "damaged" not in caplog.text
 
 
 def test_a_write_that_fails_leaves_nothing(

@@ -1,6 +1,7 @@
 """The key of what is made of a model's weights: everything that it depends on, but for the kernels that make it.
 
-Files are told apart by size, time and place, as version control does: to read all of them takes as long as packing.
+Files of weights are told apart by size, times and place, as version control does: to read all of them takes as long as
+packing.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ def kept_weights(config: EngineConfig, opened: OpenedModel) -> KeptTensors | Non
     model, context = config.model, opened.context
     if model.weight_cache is None or model.load_format == "dummy" or callable(model.hf_overrides):
         return None
+    files = sorted(path for path in context.model_path.iterdir() if path.is_file())  # links may lead nowhere
     key = [
         [module.__version__ for module in (corellm, torch, transformers, safetensors)],
         opened.namespace,
         str(context.dtype),
         [repr(getattr(model, name)) for name in _SETTINGS],
-        [_told_apart(path) for path in sorted(context.model_path.glob("*.safetensors"))],
-        [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(context.model_path.glob("*.json"))],
+        [_told_apart(path) for path in files if path.suffix == ".safetensors"],
+        [hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.suffix in (".json", ".py")],
     ]
     folder = Path(model.weight_cache).expanduser()
     return KeptTensors(folder, json.dumps(key), model.weight_cache_bytes)
@@ -41,4 +43,4 @@ def kept_weights(config: EngineConfig, opened: OpenedModel) -> KeptTensors | Non
 
 def _told_apart(path: Path) -> list[object]:
     file, stat = path.resolve(), path.stat()
-    return [path.name, str(file), stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_dev]
+    return [path.name, str(file), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev]

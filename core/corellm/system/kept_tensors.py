@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -56,7 +56,10 @@ class KeptTensors:
                 raise ValueError("its sums differ")
         except FileNotFoundError:
             return {}
-        except (OSError, SafetensorError, ValueError, TypeError, LookupError) as error:
+        except OSError as error:
+            logger.warning("%s cannot be read, and is made again: %s", path, error)
+            return {}
+        except (SafetensorError, ValueError, TypeError, LookupError, RuntimeError) as error:
             logger.warning("%s is damaged, and is made again: %s", path, error)
             return {}
         with suppress(OSError):  # a folder that may only be read
@@ -64,7 +67,10 @@ class KeptTensors:
         return tensors
 
     def keep(self, maker: str, tensors: Mapping[str, Tensor]) -> None:
-        """Keep tensors, contiguous ones on the host. Where that is not possible, say so in the log."""
+        """Keep tensors, contiguous ones on the host, of one of these types: float32, bfloat16, float16, int8, uint8.
+
+        Where that is not possible, say so in the log.
+        """
         num_bytes = sum(tensor.nbytes for tensor in tensors.values())
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -74,7 +80,7 @@ class KeptTensors:
                     _write(file, tensors)
                     os.replace(file.name, self._path(maker))
                 except BaseException:
-                    os.unlink(file.name)
+                    Path(file.name).unlink(missing_ok=True)  # another process may have made room
                     raise
         except OSError as error:
             logger.warning("packed weights are not kept in %s, and every start makes them: %s", self._folder, error)
@@ -93,13 +99,21 @@ class KeptTensors:
         """
         if num_bytes > self._limit:
             raise OSError(f"they take {num_bytes:,} bytes, and weight_cache_bytes is {self._limit:,}")
-        files = [(path, path.stat()) for path in self._folder.iterdir() if path.suffix in (_KEPT, _UNFINISHED)]
+        files = [*_files_in(self._folder)]
         total = num_bytes + sum(stat.st_size for _, stat in files)
         for path, stat in sorted(files, key=lambda pair: pair[1].st_mtime):
             if total <= self._limit:
                 break
             path.unlink(missing_ok=True)
             total -= stat.st_size
+
+
+def _files_in(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield this module's files; other processes delete and rename some meanwhile."""
+    for path in folder.iterdir():
+        if path.suffix in (_KEPT, _UNFINISHED):
+            with suppress(FileNotFoundError):
+                yield path, path.lstat()
 
 
 def _write(file: IO[bytes], tensors: Mapping[str, Tensor]) -> None:
