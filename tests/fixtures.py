@@ -5,14 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
-
-if TYPE_CHECKING:
-    pass
 
 
 @pytest.fixture(scope="session")
