@@ -139,14 +139,19 @@ def test_memory_is_shared_with_the_cache_of_the_draft_model(tiny_llava: Path) ->
 
 @pytest.mark.parametrize("make", [near, stranger])
 def test_another_model_is_right_now_and_then(tiny_llava: Path, tmp_path: Path, make: Any) -> None:
-    """A model that is near more often than one that knows nothing, which has its own number of logits."""
+    """A model that is near more often than one that knows nothing, which has its own number of logits.
+
+    Packed weights of both are kept, where there are kernels that pack.
+    """
+    cache = tmp_path / "cache"
     config = {"model": str(make(tiny_llava, tmp_path / "draft")), "num_speculative_tokens": NUM_DRAFTS}
-    with LLM(str(tiny_llava), num_kv_blocks=60, speculative_config=config, **OPTIONS) as llm:
+    with LLM(str(tiny_llava), num_kv_blocks=60, speculative_config=config, weight_cache=cache, **OPTIONS) as llm:
         llm.generate(TEXTS, [GREEDY, DRAWN], use_tqdm=False)
         counts = llm.engine.scheduler.get_stats()
     share = sum(counts.accepted_per_position) / counts.num_draft_tokens
     assert share < 1
     assert (share > 0.3) == (make is near)
+    assert not cache.exists() or len([*cache.iterdir()]) == 2
 
 
 @pytest.mark.parametrize(

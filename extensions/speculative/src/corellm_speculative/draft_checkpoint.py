@@ -39,5 +39,7 @@ def draft_config(config: ModelConfig, settings: DraftSettings) -> ModelConfig:
         trust_remote_code=config.trust_remote_code,
         attention_backend=config.attention_backend,
         fuse_layers=config.fuse_layers,
+        weight_cache=config.weight_cache,
+        weight_cache_bytes=config.weight_cache_bytes,
         generation_config="none",
     )
