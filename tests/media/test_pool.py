@@ -78,6 +78,7 @@ def outliving() -> Iterator[MediaPool]:
         pool = MediaPool(2, 60.0, "tests.media.odd_worker")
         yield pool
         pool.close()
+    gc.unfreeze()
 
 
 def hasty(pool: MediaPool) -> MediaPool:
