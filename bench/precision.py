@@ -1,4 +1,4 @@
-"""What each type of weights costs in precision, and gains in speed: the same checkpoint in float32, bfloat16 and int8.
+"""What each type of weights costs in precision, and gains in speed: one checkpoint in float32, bfloat16, int8 and int4.
 
 Precision is measured against transformers in float32: the error of the log-probabilities of all tokens at all text
 positions behind an image (root of the mean square), and how often the most likely token is the same. Speed is tokens
@@ -33,6 +33,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "float32, int8": {"dtype": "float32", "quantization": "int8"},
     "bfloat16, int8": {"dtype": "bfloat16", "quantization": "int8"},
+    "float32, int4": {"dtype": "float32", "quantization": "int4"},
+    "bfloat16, int4": {"dtype": "bfloat16", "quantization": "int4"},
 }
 BATCHES = (1, 8, 32)
 ROOT = Path(__file__).resolve().parents[1]

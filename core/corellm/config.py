@@ -23,7 +23,7 @@ GENERATION_CONFIGS = ("auto", "none")
 DUMMY_OPTIONS = {"image": ("width", "height"), "video": ("num_frames", "width", "height"), "audio": ("length",)}
 """Sizes that `limit_mm_per_prompt` may limit, besides the number of items."""
 KV_CACHE_DTYPES = ("auto", "int8", "fp8")
-QUANTIZATIONS = ("int8",)
+QUANTIZATIONS = ("int4", "int8")
 MEDIA_FORMATS = (
     "jpeg", "png", "gif", "webp", "bmp", "tiff",
     "mp4", "mkv", "avi", "mpegts",
@@ -106,7 +106,7 @@ class ModelConfig:
     float32 (`float`), bfloat16, float16 (`half`), or torch's of that name."""
     quantization: str | None = None
     """`int8` rounds the weights of linear layers to 8 bits when they are loaded: a quarter of float32's memory,
-    and on CPUs faster."""
+    and on CPUs faster. `int4` rounds them to 4 bits, in groups; it needs `corellm-quantization`."""
     weight_cache: str | None = None
     """Folder in which weights are kept as CPU kernels read them: later starts map these files, and replicas share them.
     None keeps none. Files may be deleted at any time."""
@@ -173,7 +173,7 @@ class ModelConfig:
         if self.quantization not in (None, *QUANTIZATIONS):
             raise ConfigError(
                 f"quantization must be {' or '.join(QUANTIZATIONS)}, which rounds weights when they are loaded, got "
-                f"{self.quantization!r:.100}; checkpoints with quantized weights cannot be served yet"
+                f"{self.quantization!r:.100}; leave it out for a checkpoint whose weights are quantized"
             )
         if not (self.speculative_config is None or isinstance(self.speculative_config, Mapping)):
             raise ConfigError(

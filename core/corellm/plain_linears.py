@@ -29,13 +29,18 @@ class AsLinear(Protocol):
     """Name of the child that is the linear layer. Its weight is the layer's own, each output's numbers in one row."""
 
 
-def plain_linears(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+def plain_linears(model: nn.Module, others: tuple[type[nn.Module], ...] = ()) -> Iterator[tuple[nn.Module, str]]:
     """Yield parent and name of every `nn.Linear` inside a model, but for those with hooks or a `forward` of their own.
 
     Holds no layer: one that is replaced is freed before the next is made.
+
+    Args:
+        model: what has them.
+        others: types of linear layers that are yielded, too.
     """
-    for parent in [module for module in model.modules() if type(module) is not nn.Linear]:
-        for name in [name for name, child in parent.named_children() if _is_plain(child)]:
+    kinds: tuple[type[nn.Module], ...] = (nn.Linear, *others)
+    for parent in [module for module in model.modules() if type(module) not in kinds]:
+        for name in [name for name, child in parent.named_children() if _is_plain(child, kinds)]:
             yield parent, name
 
 
@@ -44,6 +49,6 @@ def without_values(weight: Tensor) -> Tensor:
     return torch.empty(0, dtype=weight.dtype, device=weight.device)
 
 
-def _is_plain(module: nn.Module) -> bool:
+def _is_plain(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
     hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
-    return type(module) is nn.Linear and not hooked
+    return type(module) in kinds and not hooked

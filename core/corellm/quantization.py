@@ -1,68 +1,43 @@
-"""Weights in 8 bits: how they are rounded, which layers have them, and a linear layer of them in torch's operations."""
+"""Weights of fewer bits: what rounds those of linear layers when a checkpoint is loaded. Knows no type of weights."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from collections.abc import Callable
+from typing import Protocol
 
-from corellm.plain_linears import plain_linears, without_values
+from torch import nn
 
-_LEVELS = 127
+from corellm.plain_linears import plain_linears
+
 _FEWEST_OUTPUTS = 32
 """Layers with fewer stay as they are, as heads of classes and routers of few experts: few weights decide much there."""
-_WEIGHTS_AT_ONCE = 1 << 22
-"""So many are rounded at once, in float32."""
 
 
-def round_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round a weight to 8 bits, each row by a factor of its own: the largest of its absolute values becomes 127.
+class Quantize(Protocol):
+    """Says how the weight of a linear layer is rounded."""
 
-    Args:
-        weight: `[n, k]`, of any floating type.
+    def __call__(self, linear: nn.Linear, /) -> Callable[[nn.Linear], nn.Module] | None:
+        """Return what makes a layer in inference that is the given one on a rounded weight; None if it stays as it is.
 
-    Returns:
-        int8 `[n, k]`, contiguous, and float32 factors `[n]`; their product is the weight, up to half a factor.
-    """
-    rounded = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
-    factors = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
-    at_once = max(1, _WEIGHTS_AT_ONCE // max(1, weight.shape[1]))
-    for start in range(0, len(weight), at_once):
-        rows = weight[start : start + at_once].float()
-        factor = rows.abs().amax(1) / _LEVELS
-        rounded[start : start + at_once] = (rows / factor.where(factor > 0, 1)[:, None]).round_()
-        factors[start : start + at_once] = factor
-    return rounded, factors
+        The made layer has `in_features`, `out_features` and `weight` (`corellm.plain_linears.without_values`).
+        """
+        ...
+
+
+class MakeQuantize(Protocol):
+    """Makes what rounds the weights of a model's linear layers."""
+
+    def __call__(self, model: nn.Module, /) -> Quantize:
+        """Return it, for a model after its layers were joined or before."""
+        ...
 
 
 def is_quantizable(linear: nn.Linear) -> bool:
-    """Whether a linear layer has so many outputs that 8 bits are worth it."""
+    """Whether a linear layer has so many outputs that fewer bits are worth it."""
     return linear.out_features >= _FEWEST_OUTPUTS and linear.weight.is_floating_point()
 
 
-class Int8Linear(nn.Module):
-    """`nn.Linear` in inference, on a weight of 8 bits that is widened whenever it is used."""
-
-    rounded: Tensor
-    factors: Tensor
-    bias: Tensor | None
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.weight = without_values(linear.weight)
-        rounded, factors = round_rows(linear.weight.detach())
-        self.register_buffer("rounded", rounded)
-        self.register_buffer("factors", factors)
-        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach())
-        self.eval()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return `[..., out_features]` for `[..., in_features]`."""
-        return functional.linear(x, (self.rounded * self.factors[:, None]).to(x.dtype), self.bias)
-
-
-def quantize_linears(model: nn.Module) -> int:
+def quantize_linears(model: nn.Module, quantize: Quantize) -> int:
     """Round the weights of every plain `nn.Linear` inside `model` that is worth it; return how many.
 
     One after the other: no more than one weight is in memory twice.
@@ -70,7 +45,7 @@ def quantize_linears(model: nn.Module) -> int:
     count = 0
     for parent, name in plain_linears(model):
         linear: nn.Linear = getattr(parent, name)
-        if is_quantizable(linear):
-            setattr(parent, name, Int8Linear(linear))
+        if (make := quantize(linear)) is not None:
+            setattr(parent, name, make(linear))
             count += 1
     return count

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from corellm.quantization import MakeQuantize, Quantize
     from corellm.system.kept_tensors import KeptTensors
 
 
@@ -60,6 +61,15 @@ class Kernels:
         return add_low_rank if dtype in DTYPES and CompiledAttention.unsupported(device, dtype) is None else None
 
     @hookimpl
+    def register_quantization(self, name: str) -> MakeQuantize | None:
+        """Return rounding to 8 bits, with a factor for each output."""
+        if name != "int8":
+            return None
+        from corellm_kernels.int8_linear import to_int8
+
+        return lambda model: to_int8
+
+    @hookimpl
     def speed_up_processor(self, processor: Any) -> None:
         """Have transformers' own Pillow processors rescale and normalize pixels in fewer passes."""
         from corellm_kernels.pixel_values import patch_processor
@@ -72,7 +82,7 @@ class Kernels:
         model: nn.Module,
         device: torch.device,
         dtype: torch.dtype,
-        quantization: str | None,
+        quantize: Quantize | None,
         kept: KeptTensors | None,
     ) -> list[str] | None:
         """Replace layers by ones that take fewer kernels, on CPUs also linear layers by packed ones.
@@ -90,7 +100,7 @@ class Kernels:
         if CompiledAttention.unsupported(device, dtype) is None:
             from corellm_kernels.cpu.fusing import fuse_for_cpu
 
-            return fuse_for_cpu(model, quantization, kept)
+            return fuse_for_cpu(model, quantize, kept)
         return None
 
 

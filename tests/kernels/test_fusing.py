@@ -300,5 +300,5 @@ def test_fused_layers_are_still_what_they_were() -> None:
 
 def test_where_no_kernels_run_nothing_is_changed() -> None:
     model = decoder("llama").cpu()
-    assert Kernels().fuse_layers(model, torch.device("cpu"), torch.float16, quantization=None, kept=None) is None
+    assert Kernels().fuse_layers(model, torch.device("cpu"), torch.float16, quantize=None, kept=None) is None
     assert kinds(model) == set()

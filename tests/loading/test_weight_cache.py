@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save
 
 from corellm import LLM, SamplingParams
 from corellm.errors import ConfigError
+from corellm.plugin.extensions import installed_extensions
 from corellm.system.kept_tensors import KeptTensors
 from corellm_kernels.cpu import library
 from extensions.pooling.tests.text_encoders.checkpoints import make_tiny_encoder
@@ -23,6 +25,7 @@ pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason="packe
 MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "float32": ("corellm_llava.tiny", {"dtype": "float32"}),
     "bfloat16, 8 bits": ("corellm_llava.tiny", {"dtype": "bfloat16", "quantization": "int8"}),
+    "float32, 4 bits": ("corellm_llava.tiny", {"dtype": "float32", "quantization": "int4"}),
     "tied embeddings": ("corellm_gemma3.tiny", {"dtype": "float32"}),
 }
 
@@ -64,8 +67,11 @@ def test_results_are_the_same(
     assert file.read_bytes() == data
 
 
-def test_other_weights_and_other_settings_have_other_files(tmp_path: Path) -> None:
-    """Weights that replace a checkpoint's, or a loaded model's, are never mistaken for those that were kept."""
+def test_other_weights_and_other_settings_have_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that replace a checkpoint's, or a loaded model's, are never mistaken for those that were kept.
+
+    Nor those that other extensions, or other versions of them, may have rounded otherwise.
+    """
     from corellm_llava.tiny import make_tiny_checkpoint
 
     path, other, cache = tmp_path / "model", make_tiny_checkpoint(tmp_path / "other", seed=1), tmp_path / "cache"
@@ -92,6 +98,11 @@ def test_other_weights_and_other_settings_have_other_files(tmp_path: Path) -> No
     with start(path, dtype="float32", weight_cache=cache, quantization="int8"):
         pass
     assert len([*cache.iterdir()]) == 3
+    others = [replace(entry, version="0.0") for entry in installed_extensions()]
+    monkeypatch.setattr("corellm.loading.weight_key.installed_extensions", lambda: others)
+    with start(path, dtype="float32", weight_cache=cache, quantization="int8"):
+        pass
+    assert len([*cache.iterdir()]) == 4
 
 
 def test_weights_that_change_in_place_are_other_weights(tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ from corellm.loading.packed_linear import PackedLinear
 from corellm.modelling.linear_additions import AddedLinear, LinearAdditions
 from corellm.outputs import RequestOutput
 from corellm.plugin.extensions import load_extensions
-from corellm.quantization import Int8Linear
 from corellm.scheduling.batch import ScheduledBatch
 from corellm.worker.model_runner import ModelRunner
 from corellm_kernels.cpu import library
@@ -39,6 +38,7 @@ from corellm_kernels.fusion.attention import FusedAttention
 from corellm_kernels.fusion.fusing import fuse
 from corellm_kernels.fusion.mlp import FusedGatedMLP
 from corellm_kernels.gpu.kernel_set import GPU_KERNELS
+from corellm_kernels.int8_linear import Int8Linear
 from corellm_testing.reference import Continuation, generate_one
 from corellm_testing.tiny_text import make_tiny_checkpoint
 from corellm_testing.together import generate_together

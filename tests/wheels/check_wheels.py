@@ -258,6 +258,14 @@ print("tokens:", len(llm.generate("A A A A", SamplingParams(max_tokens=4))[0].ou
 """
 
 
+FOUR_BITS = """
+from corellm import LLM, SamplingParams
+
+llm = LLM("demo", quantization="int4")
+print("tokens:", len(llm.generate("A", SamplingParams(max_tokens=4, ignore_eos=True))[0].outputs[0].token_ids))
+"""
+
+
 STRUCTURED = """
 from corellm import LLM, SamplingParams, StructuredOutputsParams
 
@@ -368,6 +376,7 @@ EXTENSIONS = {
     "corellm-decoding": check_decoding,
     "corellm-lora": Script("lora", LORA, "differ: True"),
     "corellm-pooling": check_pooling,
+    "corellm-quantization": Script("quantization", FOUR_BITS, "tokens: "),
     "corellm-speculative": Script("speculative", DRAFTS, "tokens: "),
     "corellm-structured": Script("structured", STRUCTURED, "one of both: "),
     "corellm-testing": check_testing,

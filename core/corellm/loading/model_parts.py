@@ -26,9 +26,9 @@ from corellm.loading.sizing import most_captured_rows, sequences_at_once, wanted
 from corellm.loading.weight_places import WeightPlace, weight_places
 from corellm.modelling.defaults import freeze, model_width
 from corellm.modelling.linear_additions import LinearAdditions
-from corellm.plugin.extensions import call_extensions
+from corellm.plugin.extensions import call_extensions, first_result
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
-from corellm.quantization import quantize_linears
+from corellm.quantization import MakeQuantize, quantize_linears
 from corellm.system.kept_tensors import KeptTensors
 from corellm.system.mapped_weights import release_mapped_weights
 from corellm.worker.kv_cache import LayerLayout
@@ -107,6 +107,7 @@ def load_weights(
 
     What is made of its weights is kept in `kept`.
     """
+    _make_quantize(config)  # or refuse it before weights are read
     model = load_model(config, hooks, context, use.adapt_class)
     language_model = hooks.get_language_model(model=model)
     token = torch.zeros(1, dtype=torch.long, device=context.device)
@@ -175,7 +176,9 @@ def replace_layers(
     reads_short_texts: bool = False,
     kept: KeptTensors | None = None,
 ) -> None:
-    """Replace a model's layers by faster ones: by those of extensions, then linear layers by 8-bit or packed ones."""
+    """Replace a model's layers by faster ones: by those of extensions, then linear layers by rounded or packed ones."""
+    make = _make_quantize(config)
+    quantize = None if make is None else make(model)
     if config.model.fuse_layers:
         for name, replaced in call_extensions(
             "fuse_layers",
@@ -183,15 +186,27 @@ def replace_layers(
             model=model,
             device=context.device,
             dtype=context.dtype,
-            quantization=config.model.quantization,
+            quantize=quantize,
             kept=kept,
         ):
             logger.info("fused by %s: %s", name, "; ".join(replaced) or "nothing")
-    if config.model.quantization == "int8" and (count := quantize_linears(model)):
-        logger.info("%d x Linear: weights of 8 bits, widened whenever they are used", count)
+    if quantize is not None and (count := quantize_linears(model, quantize)):
+        logger.info("%d x Linear: weights in %s, widened whenever they are used", count, config.model.quantization)
     if packing_helps(context.dtype, context.device, reads_short_texts=reads_short_texts):
         pack_linears(model)
     release_mapped_weights()  # of packed and joined weights, which are copies
+
+
+def _make_quantize(config: EngineConfig) -> MakeQuantize | None:
+    """Return what rounds weights, if they are to be rounded."""
+    if (name := config.model.quantization) is None:
+        return None
+    found: MakeQuantize | None = first_result("register_quantization", callable, name=name)
+    if found is None:
+        raise MissingExtraError(
+            f"quantization={name!r} needs corellm-quantization; from a checkout: pip install ./extensions/quantization"
+        )
+    return found
 
 
 def _is_part(result: Any) -> bool:

@@ -17,6 +17,7 @@ import transformers
 import corellm
 from corellm.config import EngineConfig
 from corellm.loading.opening import OpenedModel
+from corellm.plugin.extensions import installed_extensions
 from corellm.system.kept_tensors import KeptTensors
 
 _SETTINGS = ("adapter", "quantization", "runner", "convert", "hf_overrides", "pooler_config")
@@ -32,6 +33,7 @@ def kept_weights(config: EngineConfig, opened: OpenedModel) -> KeptTensors | Non
     key = [
         [module.__version__ for module in (corellm, torch, transformers, safetensors)],
         opened.namespace,
+        [(entry.distribution, entry.version) for entry in installed_extensions()],
         str(context.dtype),
         [repr(getattr(model, name)) for name in _SETTINGS],
         [_told_apart(path) for path in files if path.suffix == ".safetensors"],

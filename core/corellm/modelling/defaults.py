@@ -23,6 +23,7 @@ from corellm.modelling.decoder_attention import attention_configs, set_attention
 from corellm.modelling.unused_layers import skip_unused_layers
 from corellm.modelling.weights import check_names
 from corellm.multimodal.merging import check_embeddings, write_rows
+from corellm.plugin.extensions import first_result
 from corellm.system.transfers import upload
 
 
@@ -174,6 +175,7 @@ def _read_model(cls: Any, hf_config: Any, load_config: LoadConfig) -> Any:
     With accelerate, weights are read straight into GPU memory; without it they are in host memory first.
     """
     require_weights(load_config.model_path)
+    hf_config = _read_by_extension(hf_config)
     straight = load_config.device.type == "cuda" and find_spec("accelerate") is not None
     placement: dict[str, Any] = {"device_map": {"": load_config.device}} if straight else {}
     try:
@@ -189,13 +191,27 @@ def _read_model(cls: Any, hf_config: Any, load_config: LoadConfig) -> Any:
                 ignore_mismatched_sizes=True,  # the report names them
                 **placement,
             )
-    except torch.OutOfMemoryError:
-        raise  # `DeviceMemory.explaining` names the device
+    except (torch.OutOfMemoryError, CheckpointError):
+        raise  # of memory, `DeviceMemory.explaining` names the device
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"{load_config.model_path}: the weights cannot be loaded: {reason}") from error
     _check_report(load_config, model, report)
     return model
+
+
+def _read_by_extension(hf_config: Any) -> Any:
+    """Return a configuration under which an extension reads quantized weights, if one does; else the one given."""
+    stated = getattr(hf_config, "quantization_config", None)
+    stated = stated or getattr(hf_config.get_text_config(decoder=True), "quantization_config", None)
+    if not isinstance(stated, Mapping):
+        return hf_config
+    offered = first_result("offer_quantized_reading", lambda found: isinstance(found, dict), stated=stated)
+    if offered is None:
+        return hf_config
+    changed = deepcopy(hf_config)
+    changed.quantization_config = offered
+    return changed
 
 
 def attention_of(cls: Any) -> str:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from corellm.loading.model_use import ModelUse
     from corellm.modelling.defaults import MergeRows
     from corellm.modelling.linear_additions import AddLowRank, LinearAdditions
+    from corellm.quantization import MakeQuantize, Quantize
     from corellm.sampling.constraint import MakeConstraint
     from corellm.sampling.device_sampling import Sample
     from corellm.sampling.processing import LogitsProcessing
@@ -132,7 +133,7 @@ def fuse_layers(
     model: nn.Module,
     device: torch.device,
     dtype: torch.dtype,
-    quantization: str | None,
+    quantize: Quantize | None,
     kept: KeptTensors | None,
 ) -> list[str] | None:
     """Replace layers of a loaded model by faster ones that compute the same.
@@ -143,12 +144,40 @@ def fuse_layers(
     Args:
         model: the result of the adapter's `load_model`, on the device; changed in place.
         device, dtype: of the model.
-        quantization: `int8` if linear layers are to have weights of 8 bits, rounded by `corellm.quantization`; the core
-            rounds those of every `nn.Linear` that is left.
+        quantize: what rounds the weights of linear layers, if they are to have fewer bits; the core rounds those of
+            every `nn.Linear` that is left.
         kept: where tensors that are made of the weights are kept for later starts; None for nowhere.
 
     Returns:
         What was replaced, for the log: `["32 x LlamaAttention"]`. None if nothing was.
+    """
+
+
+@_hookspec
+def register_quantization(name: str) -> MakeQuantize | None:
+    """Offer what rounds the weights of linear layers: a `corellm.quantization.MakeQuantize`.
+
+    The first offer is taken. None for other types of weights.
+
+    Args:
+        name: of the type of weights, as in `quantization`.
+    """
+
+
+@_hookspec
+def offer_quantized_reading(stated: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Offer to read a checkpoint with quantized weights, which transformers does not read itself.
+
+    Called before weights are read. The first offer is taken. None for formats that are not the extension's.
+
+    Args:
+        stated: the checkpoint's `quantization_config`.
+
+    Returns:
+        The `quantization_config` to load with instead, of a method that the extension registered with transformers.
+
+    Raises:
+        CheckpointError: a variant of the extension's formats that it cannot read.
     """
 
 

@@ -136,7 +136,9 @@ def test_tokens_equal_pefts(llama: Adapted, wanted: list[Continuation], kernels:
         llm.engine.scheduler.blocks.check_integrity()
 
 
-@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"quantization": "int8"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4"}], ids=str
+)
 def test_results_are_the_requests_own(llama: Adapted, options: dict[str, Any]) -> None:
     """Alone and among requests with other adapters, bit for bit; each adapter makes a difference.
 

@@ -284,6 +284,7 @@ def test_memory_of_a_device_comes_back() -> None:
 KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "packed and fused": ("corellm_llava.tiny", {}, {}),
     "int8": ("corellm_llava.tiny", {}, {"quantization": "int8"}),
+    "int4": ("corellm_llava.tiny", {}, {"quantization": "int4"}),
     "bfloat16": ("corellm_llava.tiny", {}, {"dtype": "bfloat16"}),
     "neither packed nor fused": ("corellm_llava.tiny", {}, {"fuse_layers": False}),
     "8 bits without kernels": ("corellm_llava.tiny", {}, {"fuse_layers": False, "quantization": "int8"}),

@@ -40,7 +40,6 @@ MISSING: dict[str, set[str]] = {
     "diffusion models cannot": {"diffusion"},
     "a model runs on one device": {"tensor_parallel", "data_parallel", "pipeline_parallel", "ranks", "tp"},
     "the engine's parts cannot be exchanged": {"cls"},
-    "quantized checkpoints cannot": {"gptq", "awq", "marlin", "bitsandbytes", "quantized"},
     "the KV cache is not shared between processes": {"connector", "connectors", "disaggregated"},
     "weights and KV cache stay on the device": {"offload", "offloading"},
     "nothing is compiled": {"compilation", "inductor"},

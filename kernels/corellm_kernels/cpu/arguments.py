@@ -61,6 +61,7 @@ class LinearArguments(Structure):
         ("m", c_int64),
         ("n", c_int64),
         ("k", c_int64),
+        ("group", c_int64),
         ("low_rank", LowRankArguments),
     ]
 
@@ -75,6 +76,19 @@ class PackArguments(Structure):
         ("n", c_int64),
         ("k", c_int64),
         ("scale", c_void_p),
+    ]
+
+
+class PackGroupsArguments(Structure):
+    """Arguments of packing a weight in groups, as `formats.h` has them."""
+
+    _fields_ = [
+        ("integers", c_void_p),
+        ("factors", c_void_p),
+        ("packed", c_void_p),
+        ("n", c_int64),
+        ("k", c_int64),
+        ("group", c_int64),
     ]
 
 

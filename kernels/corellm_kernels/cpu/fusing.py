@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import nn
 
+from corellm.quantization import Quantize
 from corellm.system.kept_tensors import KeptTensors
 from corellm.system.mapped_weights import release_mapped_weights
 from corellm_kernels.cpu.activation_layers import fuse_activations
@@ -20,12 +20,12 @@ from corellm_kernels.fusion.fusing import fuse
 
 
 @torch.no_grad()
-def fuse_for_cpu(model: nn.Module, quantization: str | None = None, kept: KeptTensors | None = None) -> list[str]:
+def fuse_for_cpu(model: nn.Module, quantize: Quantize | None = None, kept: KeptTensors | None = None) -> list[str]:
     """Replace a model's layers, in place.
 
     Args:
         model: as of `fusion.fusing.fuse`.
-        quantization: `int8` to round weights of linear layers to 8 bits.
+        quantize: rounds weights of linear layers.
         kept: where packed weights are kept.
 
     Returns:
@@ -39,12 +39,11 @@ def fuse_for_cpu(model: nn.Module, quantization: str | None = None, kept: KeptTe
         (pack_patches, "convolution over patches: a product"),
         (use_in_encoders, "configuration: attention of encoders in one kernel"),
     ]
-    if quantization == "int8":
-        steps.append((partial(pack_linears, quantize=True, packed=packed), "Linear: packed weights of 8 bits"))
-    steps.append((partial(pack_linears, packed=packed), "Linear: packed weights"))
     for replace, what in steps:
         count = replace(model)
         if count:
             done.append(f"{count} x {what}")
+    for bits, count in pack_linears(model, quantize, packed).items():
+        done.append(f"{count} x Linear: packed weights" + (f" of {bits} bits" if bits else ""))
     packed.keep()
     return done

@@ -66,12 +66,12 @@ def unavailable() -> str | None:
     return None
 
 
-def launch(name: str, dtypes: tuple[torch.dtype, ...], given: Structure, *tensors: Tensor | None) -> None:
+def launch(name: str, dtypes: tuple[torch.dtype | str, ...], given: Structure, *tensors: Tensor | None) -> None:
     """Run a kernel on all of torch's threads and wait for it.
 
     Args:
         name: of the kernel, without its types.
-        dtypes: its types.
+        dtypes: its types; one that torch does not have by its name.
         given: its arguments.
         tensors: what they point to.
 
@@ -106,8 +106,8 @@ def pointer(tensor: Tensor | None) -> int | None:
 
 
 @cache
-def _kernel(name: str, dtypes: tuple[torch.dtype, ...], given: type[Structure]) -> int:
-    full = "_".join([name, *(_SUFFIX.get(dtype, str(dtype)) for dtype in dtypes)])
+def _kernel(name: str, dtypes: tuple[torch.dtype | str, ...], given: type[Structure]) -> int:
+    full = "_".join([name, *(dtype if isinstance(dtype, str) else _SUFFIX.get(dtype, str(dtype)) for dtype in dtypes)])
     found: int | None = _library().corellm_kernel(full.encode(), sizeof(given))
     if found is None:
         raise TypeError(f"there is no kernel {full} for {given.__name__} of {sizeof(given)} bytes")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -10,14 +11,15 @@ from torch import Tensor, nn
 
 from corellm.modelling.linear_additions import LowRankAddition
 from corellm.plain_linears import plain_linears, without_values
-from corellm.quantization import is_quantizable
+from corellm.quantization import Quantize
 from corellm.system.mapped_weights import release_mapped_weights
 from corellm_kernels.cpu.arguments import LinearArguments
 from corellm_kernels.cpu.library import empty, launch, pointer
 from corellm_kernels.cpu.low_rank import Factors, takes
 from corellm_kernels.cpu.packed_weights import PackedWeights
-from corellm_kernels.cpu.packing import Packed, pack
+from corellm_kernels.cpu.packing import Packed, Rounding, Unpacked, is_known, pack, unpacked, unpacked_groups
 from corellm_kernels.fusion.layer_swap import concatenated
+from corellm_kernels.grouped_linear import GroupedLinear
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _RELEASE_AFTER = 128 << 20
@@ -51,20 +53,31 @@ class PackedLinear(nn.Module):
 
     Args:
         linear: the layer.
-        quantize: round its weight to 8 bits. Inputs then are rounded, too, as finely as sums of 32 bits allow: to 15
-            bits for some thousands of them.
-        pack: packs the weights, which are one below another.
+        rounding: rounds its weight, if that is not in groups. Inputs of rounded weights are rounded, too: as finely as
+            sums of 32 bits allow, to 15 bits for some thousands of them and for weights in groups.
+        pack: packs the weight.
     """
 
-    def __init__(self, linear: nn.Linear, *, quantize: bool = False, pack: Callable[..., Packed] = pack) -> None:
+    def __init__(
+        self,
+        linear: nn.Linear | GroupedLinear,
+        rounding: Rounding | None = None,
+        pack: Callable[[Unpacked], Packed] = pack,
+    ) -> None:
         super().__init__()
         parts = linear.parts if isinstance(linear, SideBySide) else (linear,)
-        weights = [part.weight.detach() for part in parts]
         biases = [part.bias.detach() for part in parts if part.bias is not None]
-        self.in_features, self.out_features, self.dtype = linear.in_features, linear.out_features, weights[0].dtype
-        self.weight = without_values(weights[0])
+        self.in_features, self.out_features, self.dtype = linear.in_features, linear.out_features, linear.weight.dtype
+        self.weight = without_values(linear.weight)
         self.bias = without_values(biases[0]) if biases else None
-        self._packed, self._scale = pack(weights, quantize=quantize)
+        if isinstance(linear, GroupedLinear):
+            weight, self._order = unpacked_groups(linear), linear.order
+        else:
+            weight, self._order = unpacked([part.weight.detach() for part in parts], rounding), None
+        self._packed, self._scale = pack(weight)
+        self.bits, self._types, self._group = weight.format.bits, weight.format.types, weight.format.group
+        self._words = -(-self.in_features // self._group) * (self._group // 2 + 1) if self._group else self.in_features
+        """Of an input's row when it is packed."""
         self._bias = torch.cat(biases).float() if biases else None
         self._factors: Factors | None = None
         self._taken: list[tuple[slice, LowRankAddition]] = []
@@ -112,19 +125,22 @@ class PackedLinear(nn.Module):
             )
         rows = x.reshape(-1, self.in_features)
         rows = rows if rows.stride(1) == 1 else rows.contiguous()
-        room = empty((len(rows) * (self.in_features + 1),), torch.float32)
+        ordered = rows if self._order is None else rows.index_select(1, self._order)
+        room = empty((len(rows) * (self._words + 1),), torch.float32)
         given = LinearArguments(
-            rows.data_ptr(), rows.stride(0), self._packed.data_ptr(), pointer(self._scale), pointer(self._bias),
+            ordered.data_ptr(), ordered.stride(0), self._packed.data_ptr(), pointer(self._scale), pointer(self._bias),
             pointer(residual), self.out_features, out.data_ptr(), self.out_features, room.data_ptr(),
-            len(rows), self.out_features, self.in_features,
+            len(rows), self.out_features, self.in_features, self._group,
         )  # fmt: skip
         slot_of_row = None if factors is None else self._taken[0][1].slot_of_row(len(rows))
         inner = None
         if factors is not None and slot_of_row is not None:
             inner = factors.room(len(rows))
             given.low_rank = factors.arguments(rows, slot_of_row, inner)
-        dtypes = (x.dtype,) if self._scale is None else (x.dtype, torch.int8)
-        launch("linear", dtypes, given, rows, self._packed, self._scale, self._bias, out, room, slot_of_row, inner)
+        launch(
+            "linear", self._types, given,
+            rows, ordered, self._packed, self._scale, self._bias, out, room, slot_of_row, inner,
+        )  # fmt: skip
 
 
 def add_product(residual: Tensor, x: Tensor, linear: nn.Module) -> None:
@@ -135,35 +151,39 @@ def add_product(residual: Tensor, x: Tensor, linear: nn.Module) -> None:
         residual.add_(linear(x))
 
 
-def pack_linears(model: nn.Module, *, quantize: bool = False, packed: PackedWeights | None = None) -> int:
-    """Replace every plain `nn.Linear` in float32 or bfloat16 inside `model` by a packed one; return how many.
+def pack_linears(
+    model: nn.Module, quantize: Quantize | None = None, packed: PackedWeights | None = None
+) -> Counter[int | None]:
+    """Replace linear layers in float32 or bfloat16 inside `model` by packed ones: plain and joined ones, and of groups.
 
     One after another: no more than a part of one weight is in memory twice.
 
     Args:
         model: changed in place.
-        quantize: round the weights of those that `corellm.quantization` finds worth it, and leave the others.
+        quantize: rounds the weights of those that have none in groups.
         packed: packs weights by name.
+
+    Returns:
+        How many, by the bits of rounded weights; None for others.
     """
     packed = packed or PackedWeights()
     paths = {id(module): path for path, module in model.named_modules()}
-    count = read = 0
-    for parent, name in _linears(model):
-        linear: nn.Linear = getattr(parent, name)
-        if linear.weight.dtype in _DTYPES and (is_quantizable(linear) or not quantize):
-            read += linear.in_features * linear.out_features * linear.weight.itemsize
-            pack_as = partial(packed.packed, f"{paths[id(parent)]}.{name}")
-            setattr(parent, name, PackedLinear(linear, quantize=quantize, pack=pack_as))
-            count += 1
-            if read >= _RELEASE_AFTER:
-                release_mapped_weights()
-                read = 0
+    count, read = Counter[int | None](), 0
+    for parent, name in plain_linears(model, (SideBySide, GroupedLinear)):
+        linear = getattr(parent, name)
+        if linear.weight.dtype not in _DTYPES:
+            continue
+        rounding = quantize(linear) if quantize is not None and isinstance(linear, nn.Linear) else None
+        if not is_known(rounding):
+            if isinstance(linear, SideBySide):
+                setattr(parent, name, concatenated(linear.parts))
+            continue  # for the caller: there is no kernel for such weights
+        pack_as = partial(packed.packed, f"{paths[id(parent)]}.{name}")
+        made = PackedLinear(linear, rounding, pack_as)
+        setattr(parent, name, made)
+        count[made.bits] += 1
+        read += linear.in_features * linear.out_features * linear.weight.itemsize
+        if read >= _RELEASE_AFTER:
+            release_mapped_weights()
+            read = 0
     return count
-
-
-def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """Yield parent and name of every linear layer to be packed, joined ones among them; holds no layer."""
-    yield from plain_linears(model)
-    for parent in list(model.modules()):
-        for name in [name for name, child in parent.named_children() if isinstance(child, SideBySide)]:
-            yield parent, name

@@ -1,11 +1,9 @@
 """Packed weights of a model by name: those that an earlier start kept, mapped, and those that are packed now.
 
-What was kept under a name is taken if it is of this weight: one of its panels is packed anew and compared.
+What was kept under a name is taken if it is of this weight: one of its panels is rounded and packed anew, and compared.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,7 +11,7 @@ from torch import Tensor
 from corellm.system.kept_tensors import KeptTensors
 from corellm_kernels.cpu.build import version
 from corellm_kernels.cpu.huge_pages import HugePages
-from corellm_kernels.cpu.packing import PANEL, Packed, pack, packed_size, rows_of
+from corellm_kernels.cpu.packing import PANEL, Packed, Unpacked, pack
 
 
 class PackedWeights:
@@ -30,11 +28,11 @@ class PackedWeights:
         self._is_new = False
         """Whether some were not found."""
 
-    def packed(self, name: str, weights: Sequence[Tensor], *, quantize: bool) -> Packed:
-        """Return weights packed, as `packing.pack` does."""
-        found = self._find(name, weights, quantize=quantize)
+    def packed(self, name: str, weight: Unpacked) -> Packed:
+        """Return a weight packed, as `packing.pack` does."""
+        found = self._find(name, weight)
         self._is_new |= found is None
-        made = found or pack(weights, quantize=quantize, memory=self._memory)
+        made = found or pack(weight, self._memory)
         self._all[name] = made.weight
         if made.scale is not None:
             self._all[_of_scale(name)] = made.scale
@@ -45,18 +43,18 @@ class PackedWeights:
         if self._kept is not None and self._is_new:
             self._kept.keep(version(), self._all)
 
-    def _find(self, name: str, weights: Sequence[Tensor], *, quantize: bool) -> Packed | None:
+    def _find(self, name: str, weight: Unpacked) -> Packed | None:
         if name not in self._found:
             return None
-        found, num_rows = Packed(self._found[name], self._found.get(_of_scale(name))), sum(map(len, weights))
-        size, dtype = packed_size(num_rows, weights[0].shape[1], weights[0].dtype, quantize=quantize)
+        found = Packed(self._found[name], self._found.get(_of_scale(name)))
+        size, dtype = weight.format.size(weight.n, weight.k)
         if (found.weight.shape, found.weight.dtype) != ((size,), dtype):
             return None
-        if (found.scale is not None) != quantize or (found.scale is not None and len(found.scale) != num_rows):
+        first = weight.n // PANEL // 2 * PANEL
+        panel = pack(weight.part(first, first + PANEL))
+        if (found.scale is None) != (panel.scale is None) or (found.scale is not None and len(found.scale) != weight.n):
             return None
-        first = num_rows // PANEL // 2 * PANEL
-        panel = pack([rows_of(weights, first, first + PANEL)], quantize=quantize)
-        place = size // -(-num_rows // PANEL) * (first // PANEL)
+        place = size // -(-weight.n // PANEL) * (first // PANEL)
         same = _are_same(found.weight[place : place + len(panel.weight)], panel.weight)
         if panel.scale is not None and found.scale is not None:
             same = same and _are_same(found.scale[first : first + PANEL], panel.scale)

@@ -1,68 +1,143 @@
-"""Weights in the form in which the C++ kernels multiply them, rounded to 8 bits if that is asked for."""
+"""Weights in the form in which the C++ kernels multiply them, rounded if that is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
 
-from corellm_kernels.cpu.arguments import PackArguments
+from corellm_kernels.cpu.arguments import PackArguments, PackGroupsArguments
 from corellm_kernels.cpu.huge_pages import HugePages
 from corellm_kernels.cpu.library import launch, pointer
+from corellm_kernels.grouped_linear import GroupedLinear, GroupedWeight, ToGroups
+from corellm_kernels.int8_linear import Int8Linear
 
 PANEL = 16
 """Columns of the output that are packed together."""
+_LINE = 64
+"""Bytes of a group's scales and zeros in a panel."""
 _WEIGHTS_AT_ONCE = 1 << 21
-"""So many are packed by one kernel: of weights that lie apart, no more are copied."""
+"""So many are packed by one kernel: of weights that lie apart or are rounded to groups, no more are copied."""
+
+Rounding = type[Int8Linear] | ToGroups
+"""What rounds weights to something that can be packed."""
+
+
+class Format(NamedTuple):
+    """How a weight is packed, as `csrc/formats.h` describes it."""
+
+    dtype: torch.dtype
+    """Of inputs, and of the weight unless it is rounded."""
+    bits: int | None = None
+    """Of rounded weights."""
+    group: int = 0
+    """Inputs that share a scale and a zero; 0 if the weight is in no groups."""
+
+    @property
+    def types(self) -> tuple[torch.dtype | str, ...]:
+        """Types of the kernel that multiplies the weight."""
+        if self.group:
+            return self.dtype, f"int{self.bits}_groups"
+        return (self.dtype, torch.int8) if self.bits else (self.dtype,)
+
+    def size(self, n: int, k: int) -> tuple[int, torch.dtype]:
+        """Return how many numbers a packed weight has, and their type."""
+        panels = -(-n // PANEL)
+        if self.bits and self.group:
+            return panels * -(-k // self.group) * (_LINE + self.group * self.bits * PANEL // 8), torch.uint8
+        dtype = torch.int8 if self.bits else self.dtype
+        group = 1 if dtype == torch.float32 else 2
+        return panels * PANEL * -(-k // group) * group, dtype
+
+
+class Unpacked(NamedTuple):
+    """A weight `[n, k]` that is to be packed."""
+
+    n: int
+    k: int
+    format: Format
+    rows: Callable[[int, int], Tensor | GroupedWeight]
+    """Returns some, which may be rounded only now."""
+
+    def part(self, first: int, end: int) -> Unpacked:
+        """Return some rows, or fewer where there are no more."""
+        end = min(end, self.n)
+        return self._replace(n=end - first, rows=lambda start, stop: self.rows(first + start, first + stop))
 
 
 class Packed(NamedTuple):
-    """A weight `[n, k]` as `csrc/formats.h` describes it."""
+    """A packed weight `[n, k]`."""
 
     weight: Tensor
     scale: Tensor | None
     """Factors of rows that are rounded, float32 `[n]`."""
 
 
-def packed_size(n: int, k: int, dtype: torch.dtype, *, quantize: bool) -> tuple[int, torch.dtype]:
-    """Return how many numbers a packed weight has, and their type."""
-    dtype = torch.int8 if quantize else dtype
-    group = 1 if dtype == torch.float32 else 2
-    return -(-n // PANEL) * PANEL * -(-k // group) * group, dtype
+def is_known(rounding: object) -> TypeGuard[Rounding | None]:
+    """Whether what rounds a weight, or None, makes something that can be packed."""
+    return rounding is None or rounding is Int8Linear or isinstance(rounding, ToGroups)
 
 
-def pack(weights: Sequence[Tensor], *, quantize: bool = False, memory: HugePages | None = None) -> Packed:
-    """Return weights packed as one.
+def unpacked(weights: Sequence[Tensor], rounding: Rounding | None = None) -> Unpacked:
+    """Return weights `[rows, k]` of one type, one below another, as one to be packed."""
+    n, k, dtype = sum(map(len, weights)), weights[0].shape[1], weights[0].dtype
+    rows = partial(_rows_of, weights)
+    if isinstance(rounding, ToGroups):
+        to_groups = rounding
+        return Unpacked(
+            n, k, Format(dtype, to_groups.bits, to_groups.group), lambda *part: to_groups.round(rows(*part))
+        )
+    return Unpacked(n, k, Format(dtype, None if rounding is None else rounding.bits), rows)
+
+
+def unpacked_groups(linear: GroupedLinear) -> Unpacked:
+    """Return a layer's weight in groups as one to be packed, its columns in their own order."""
+    form = Format(linear.weight.dtype, linear.bits, linear.group)
+    return Unpacked(
+        linear.out_features, linear.in_features, form, lambda first, end: linear.grouped_weight(slice(first, end))
+    )
+
+
+def pack(weight: Unpacked, memory: HugePages | None = None) -> Packed:
+    """Return a weight packed, and rounded to 8 bits as `int8_linear.round_rows` does, if it is to be so.
 
     Args:
-        weights: `[rows, k]` each, of one type, one below another.
-        quantize: round them to 8 bits, as `corellm.quantization.round_rows` does.
+        weight: rows of some are made at a time.
         memory: for what is packed.
     """
-    n, k, dtype = sum(map(len, weights)), weights[0].shape[1], weights[0].dtype
-    size, packed_dtype = packed_size(n, k, dtype, quantize=quantize)
-    packed, scale = (memory or HugePages()).empty(size, packed_dtype), torch.empty(n) if quantize else None
-    panel = size // -(-n // PANEL)
-    for first, block in _blocks(weights, n, max(1, _WEIGHTS_AT_ONCE // k // PANEL) * PANEL):
-        rows = block if block.stride(1) == 1 else block.contiguous()
-        to, factors = packed[first // PANEL * panel :], None if scale is None else scale[first:]
-        given = PackArguments(rows.data_ptr(), rows.stride(0), to.data_ptr(), len(rows), k, pointer(factors))
-        launch("pack", (dtype, torch.int8) if quantize else (dtype,), given, rows, to, factors)
+    n, k, form = weight.n, weight.k, weight.format
+    size, dtype = form.size(n, k)
+    packed = (memory or HugePages()).empty(size, dtype)
+    scale = torch.empty(n) if form.bits and not form.group else None
+    panel, at_once = size // -(-n // PANEL), max(1, _WEIGHTS_AT_ONCE // k // PANEL) * PANEL
+    for first in range(0, n, at_once):
+        rows, to = weight.rows(first, min(n, first + at_once)), packed[first // PANEL * panel :]
+        if isinstance(rows, GroupedWeight):
+            _pack_groups(rows, to)
+        else:
+            _pack_rows(rows, form, to, None if scale is None else scale[first:])
     return Packed(packed, scale)
 
 
-def rows_of(weights: Sequence[Tensor], first: int, end: int) -> Tensor:
+def _pack_rows(rows: Tensor, form: Format, to: Tensor, scale: Tensor | None) -> None:
+    rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    given = PackArguments(rows.data_ptr(), rows.stride(0), to.data_ptr(), *rows.shape, pointer(scale))
+    launch("pack", form.types, given, rows, to, scale)
+
+
+def _pack_groups(rows: GroupedWeight, to: Tensor) -> None:
+    integers, factors = rows.integers.contiguous(), rows.factors.contiguous()
+    given = PackGroupsArguments(integers.data_ptr(), factors.data_ptr(), to.data_ptr(), *integers.shape, rows.group)
+    launch("pack", (f"int{rows.bits}_groups",), given, integers, factors, to)
+
+
+def _rows_of(weights: Sequence[Tensor], first: int, end: int) -> Tensor:
     """Return rows of weights one below another; those that lie apart are copied."""
     starts = [0, *accumulate(map(len, weights))]
     spans = [(max(0, first - start), end - start) for start in starts[:-1]]
     pieces = [weight[a:b] for weight, (a, b) in zip(weights, spans, strict=True) if a < min(b, len(weight))]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
-
-def _blocks(weights: Sequence[Tensor], num_rows: int, at_once: int) -> Iterator[tuple[int, Tensor]]:
-    """Yield the rows of weights, some at once, each time with the number of the first."""
-    for first in range(0, num_rows, at_once):
-        yield first, rows_of(weights, first, first + at_once)

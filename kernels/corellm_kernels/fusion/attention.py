@@ -20,6 +20,7 @@ from corellm.plain_linears import JoinedOutputs
 from corellm.transformers_releases import no_cache
 from corellm_kernels.fusion.kernel_set import KernelSet
 from corellm_kernels.fusion.layer_swap import (
+    Linear,
     agree,
     draw,
     has_tensors,
@@ -48,7 +49,7 @@ class FusedAttention(nn.Module):
     joined_linears: dict[str, JoinedOutputs]
     q_norm: FusedRMSNorm
     k_norm: FusedRMSNorm
-    o_proj: nn.Linear
+    o_proj: Linear
     norms_heads: bool
     """Whether queries and keys are normed."""
     heads: list[tuple[int, int]]
@@ -123,9 +124,7 @@ def fused_attention(module: nn.Module, kernels: KernelSet) -> nn.Module | None:
     return made
 
 
-def _made_after(
-    module: nn.Module, projections: list[nn.Linear], seen: _Seen, kernels: KernelSet
-) -> FusedAttention | None:
+def _made_after(module: nn.Module, projections: list[Linear], seen: _Seen, kernels: KernelSet) -> FusedAttention | None:
     """Build the fused layer from the recorded call; None if it did not attend to the projections' outputs."""
     ((_, scale, window, _, _, *attended), *others), _ = seen
     widths, whole = [layer.out_features for layer in projections], joined(projections, kernels.join)

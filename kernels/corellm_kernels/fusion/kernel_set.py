@@ -59,7 +59,7 @@ class GatedGelu(Protocol):
 class AddProduct(Protocol):
     """A linear layer whose output is added to what is there."""
 
-    def __call__(self, residual: Tensor, x: Tensor, linear: nn.Linear) -> None:
+    def __call__(self, residual: Tensor, x: Tensor, linear: nn.Module) -> None:
         """Add the layer's output for `x` to `residual`, which is contiguous, in place."""
         ...
 

@@ -16,9 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from corellm.plain_linears import JoinedOutputs
+from corellm_kernels.grouped_linear import GroupedLinear, joined_groups
 
 logger = logging.getLogger(__name__)
 
+Linear = nn.Linear | GroupedLinear
+"""Layers whose outputs can be joined."""
+_LINEARS = (nn.Linear, GroupedLinear)
+"""Not those of derived types, which may compute otherwise."""
 Made = TypeVar("Made", bound=nn.Module)
 Result = TypeVar("Result")
 
@@ -67,24 +72,29 @@ def has_tensors(module: nn.Module) -> bool:
     return any(x is not None for x in (*module._parameters.values(), *module._buffers.values()))
 
 
-def linears(module: nn.Module, names: tuple[str, ...]) -> list[nn.Linear] | None:
+def linears(module: nn.Module, names: tuple[str, ...]) -> list[Linear] | None:
     """Return the children of these names; None unless all are plain linear layers of a dtype the kernels support."""
     found = [getattr(module, name, None) for name in names]
-    plain = [x for x in found if type(x) is nn.Linear and x.weight.dtype in TOLERANCES]
+    plain = [x for x in found if isinstance(x, Linear) and type(x) in _LINEARS and x.weight.dtype in TOLERANCES]
     return plain if len(plain) == len(names) else None
 
 
-def joined(layers: Sequence[nn.Linear], join: Callable[[Sequence[nn.Linear]], Made]) -> Made | None:
-    """Return one layer with the outputs of several side by side; None if they have other inputs, or only some biases.
+def joined(layers: Sequence[Linear], join: Callable[[Sequence[nn.Linear]], nn.Module]) -> nn.Module | None:
+    """Return one layer with the outputs of several side by side.
+
+    None if they have other inputs, only some biases, or only some weights in groups, or other groups.
 
     Args:
         layers: linear ones.
-        join: makes the layer.
+        join: makes the layer of those whose weights are in no groups.
     """
-    num_biases = sum(layer.bias is not None for layer in layers)
-    if len({layer.in_features for layer in layers}) > 1 or num_biases not in (0, len(layers)):
+    plain = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    if not plain:
+        return joined_groups([layer for layer in layers if isinstance(layer, GroupedLinear)])
+    num_biases = sum(layer.bias is not None for layer in plain)
+    if len(plain) < len(layers) or len({x.in_features for x in plain}) > 1 or num_biases not in (0, len(plain)):
         return None
-    return join(layers)
+    return join(plain)
 
 
 def concatenated(layers: Sequence[nn.Linear]) -> nn.Linear:
@@ -98,7 +108,7 @@ def concatenated(layers: Sequence[nn.Linear]) -> nn.Linear:
     return made
 
 
-def joined_places(names: Sequence[str], layers: Sequence[nn.Linear], child: str) -> dict[str, JoinedOutputs]:
+def joined_places(names: Sequence[str], layers: Sequence[Linear], child: str) -> dict[str, JoinedOutputs]:
     """Return where the outputs of layers of these names are in those of `joined`, a child of that name."""
     ends = list(accumulate(layer.out_features for layer in layers))
     return {

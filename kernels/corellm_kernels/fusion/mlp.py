@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from corellm.plain_linears import JoinedOutputs
 from corellm_kernels.fusion.kernel_set import KernelSet
-from corellm_kernels.fusion.layer_swap import agree, draw, joined, joined_places, linears, outcome, swapped_for
+from corellm_kernels.fusion.layer_swap import Linear, agree, draw, joined, joined_places, linears, outcome, swapped_for
 
 _HALVES = ("gate_proj", "up_proj")
 
@@ -26,7 +26,7 @@ class FusedGatedMLP(nn.Module):
 
     gate_up_proj: nn.Module
     joined_linears: dict[str, JoinedOutputs]
-    down_proj: nn.Linear
+    down_proj: Linear
     product: Callable[[Tensor], Tensor]
     kernels: KernelSet
 

@@ -10,10 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from corellm.quantization import round_rows
 from corellm_kernels.cpu.huge_pages import HugePages
 from corellm_kernels.cpu.linear import PackedLinear, SideBySide, add_product, joined, pack_linears
 from corellm_kernels.fusion.layer_swap import concatenated
+from corellm_kernels.int8_linear import Int8Linear, round_rows, to_int8
 
 DTYPES = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
 """Half the distance of neighbouring numbers around 1."""
@@ -26,6 +26,11 @@ def layer(n: int, k: int, dtype: torch.dtype, *, bias: bool = True, seed: int = 
     for parameter in made.parameters():
         parameter.data = torch.randn(parameter.shape, generator=generator).to(dtype)
     return made.requires_grad_(False)
+
+
+def packed_layer(linear: nn.Linear, quantize: bool) -> PackedLinear:
+    """The layer packed, perhaps with its weight rounded to 8 bits."""
+    return PackedLinear(linear, Int8Linear if quantize else None)
 
 
 KINDS = [(dtype, quantize) for dtype in DTYPES for quantize in (False, True)]
@@ -71,7 +76,7 @@ def assert_close(
 @example(m=70, n=37, k=9000, bias=True)  # more rows than stay in the second cache
 def test_it_equals_the_exact_product(dtype: torch.dtype, quantize: bool, m: int, n: int, k: int, bias: bool) -> None:
     linear, x = layer(n, k, dtype, bias=bias), rows(m, k, dtype)
-    assert_close(PackedLinear(linear, quantize=quantize)(x), x, linear, quantize=quantize)
+    assert_close(packed_layer(linear, quantize)(x), x, linear, quantize=quantize)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -81,7 +86,7 @@ def test_largest_integers_do_not_overflow(dtype: torch.dtype) -> None:
         linear = nn.Linear(k, 64, dtype=dtype, bias=False).requires_grad_(False)
         linear.weight.fill_(1)
         linear.weight[1::2] = -1
-        output = PackedLinear(linear, quantize=True)(torch.full((7, k), -3.0, dtype=dtype))
+        output = PackedLinear(linear, Int8Linear)(torch.full((7, k), -3.0, dtype=dtype))
         wanted = torch.tensor([-3.0 * k, 3.0 * k]).repeat(32).expand(7, 64)
         step = max(1 / (2**15 - 1), 127 * k * 1.001 / (2**31 - 64 * k))  # of the integers, relative to the largest
         torch.testing.assert_close(output.float(), wanted, rtol=step / 2 + 2 * DTYPES[dtype], atol=0)
@@ -93,7 +98,7 @@ def test_a_large_input_leaves_the_others_their_bits() -> None:
     x[0, 5] = 1000
     rounded, factors = round_rows(linear.weight)
     weight = rounded.double() * factors.double()[:, None]
-    error = PackedLinear(linear, quantize=True)(x) - x.double() @ weight.T - linear.bias
+    error = PackedLinear(linear, Int8Linear)(x) - x.double() @ weight.T - linear.bias
     x[0, 5] = 0
     assert error.norm() < 0.02 * (x.double() @ weight.T).norm()
 
@@ -102,7 +107,7 @@ def test_a_large_input_leaves_the_others_their_bits() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_inputs_that_are_no_numbers_stay_in_their_row(dtype: torch.dtype, bad: float) -> None:
     for k in (8, 37):
-        x, packed = rows(7, k, dtype), PackedLinear(layer(70, k, dtype), quantize=True)
+        x, packed = rows(7, k, dtype), PackedLinear(layer(70, k, dtype), Int8Linear)
         alone = packed(x)
         x[2, k - 1], x[5, 0] = bad, bad
         output = packed(x)
@@ -113,7 +118,7 @@ def test_inputs_that_are_no_numbers_stay_in_their_row(dtype: torch.dtype, bad: f
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_of_zeros_and_of_tiny_numbers(dtype: torch.dtype) -> None:
     linear = layer(64, 40, dtype)
-    packed = PackedLinear(linear, quantize=True)
+    packed = PackedLinear(linear, Int8Linear)
     x = torch.stack([torch.zeros(40), torch.full((40,), 1e-38), torch.full((40,), 1e-42)]).to(dtype)
     assert torch.equal(packed(x), linear.bias.expand(3, 64))
 
@@ -124,7 +129,7 @@ def test_rows_of_zeros_and_of_tiny_numbers(dtype: torch.dtype) -> None:
 def test_a_row_is_the_same_bits_alone_and_among_others(
     dtype: torch.dtype, quantize: bool, n: int, k: int, bias: bool
 ) -> None:
-    packed, x = PackedLinear(layer(n, k, dtype, bias=bias), quantize=quantize), rows(70, k, dtype)
+    packed, x = packed_layer(layer(n, k, dtype, bias=bias), quantize), rows(70, k, dtype)
     alone = torch.cat([packed(row[None]) for row in x])
     added = rows(70, n, dtype)
     for i in range(70):
@@ -139,7 +144,7 @@ def test_a_row_is_the_same_bits_alone_and_among_others(
 @pytest.mark.parametrize(("dtype", "quantize"), KINDS)
 def test_threads_change_nothing(dtype: torch.dtype, quantize: bool) -> None:
     packed, x, before = (
-        PackedLinear(layer(333, 512, dtype), quantize=quantize),
+        packed_layer(layer(333, 512, dtype), quantize),
         rows(9, 512, dtype),
         torch.get_num_threads(),
     )
@@ -155,7 +160,7 @@ def test_threads_change_nothing(dtype: torch.dtype, quantize: bool) -> None:
 
 @pytest.mark.parametrize(("dtype", "quantize"), KINDS)
 def test_inputs_may_be_views(dtype: torch.dtype, quantize: bool) -> None:
-    packed, wide = PackedLinear(layer(48, 40, dtype), quantize=quantize), rows(6, 80, dtype)
+    packed, wide = packed_layer(layer(48, 40, dtype), quantize), rows(6, 80, dtype)
     assert torch.equal(packed(wide[:, 40:]), packed(wide[:, 40:].contiguous()))
     assert torch.equal(packed(wide.t()[:40].t()[::2]), packed(wide[::2, :40].contiguous()))
     assert torch.equal(packed(wide[None, :, :40])[0], packed(wide[:, :40].contiguous()))
@@ -166,7 +171,7 @@ def test_inputs_may_be_views(dtype: torch.dtype, quantize: bool) -> None:
 def test_products_are_added_to_a_residual(dtype: torch.dtype, quantize: bool) -> None:
     linear, x, residual = layer(70, 90, dtype), rows(8, 90, dtype), rows(8, 70, dtype)
     total = residual.clone()
-    add_product(total, x, PackedLinear(linear, quantize=quantize))
+    add_product(total, x, packed_layer(linear, quantize))
     assert_close(total, x, linear, residual, quantize=quantize)
     total = residual.clone()
     add_product(total, x, linear)  # as layers do that are tried before they are packed
@@ -184,10 +189,10 @@ def test_wrong_inputs_are_refused() -> None:
 @pytest.mark.parametrize(("dtype", "quantize"), KINDS)
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (32, 128), (33, 129), (70, 257), (2100, 1001)])
 def test_weights_are_packed_in_panels(dtype: torch.dtype, quantize: bool, n: int, k: int) -> None:
-    """As a plain permutation packs them, rounded as the core rounds them, bit for bit."""
+    """As a plain permutation packs them, rounded as in torch, bit for bit."""
     linear = layer(n, k, dtype)
     linear.weight[n // 2] = 0
-    packed, group = PackedLinear(linear, quantize=quantize), 2 if quantize or dtype == torch.bfloat16 else 1
+    packed, group = packed_layer(linear, quantize), 2 if quantize or dtype == torch.bfloat16 else 1
     weight, scale = round_rows(linear.weight) if quantize else (linear.weight, None)
     panels, groups = -(-n // 16), -(-k // group)
     padded = torch.zeros(panels * 16, groups * group, dtype=weight.dtype)
@@ -199,7 +204,7 @@ def test_weights_are_packed_in_panels(dtype: torch.dtype, quantize: bool, n: int
 def test_numbers_that_are_none_are_not_rounded_to_some() -> None:
     linear = layer(32, 40, torch.float32)
     linear.weight[3, 7], linear.weight[4, 0] = float("nan"), -float("inf")
-    packed = PackedLinear(linear, quantize=True)
+    packed = PackedLinear(linear, Int8Linear)
     assert packed._scale[:6].isfinite().tolist() == [True, True, True, False, False, True]
     assert packed(rows(2, 40, torch.float32)).isfinite().all(0).tolist()[:6] == [True, True, True, False, False, True]
 
@@ -214,10 +219,20 @@ def test_layers_side_by_side_are_packed_as_one(dtype: torch.dtype, quantize: boo
     assert not list(whole.parameters())
     assert torch.allclose(whole(x), concatenated(layers)(x), rtol=1e-2, atol=1e-1)
     model = nn.Sequential(whole)
-    assert pack_linears(model, quantize=quantize) == 1
-    one = PackedLinear(concatenated(layers), quantize=quantize)
+    assert pack_linears(model, to_int8 if quantize else None) == {8 if quantize else None: 1}
+    one = packed_layer(concatenated(layers), quantize)
     assert torch.equal(model[0]._packed, one._packed)
     assert torch.equal(model(x), one(x))
+
+
+def test_what_there_is_no_kernel_for_is_left_to_the_caller() -> None:
+    """Joined layers, too, as plain ones."""
+    single, parts = layer(40, 24, torch.float32), [layer(n, 24, torch.float32) for n in (32, 9)]
+    model = nn.ModuleDict({"single": single, "joined": joined(parts)})
+    assert not pack_linears(model, lambda linear: lambda given: Int8Linear(given))
+    assert model["single"] is single
+    assert type(model["joined"]) is nn.Linear
+    assert torch.equal(model["joined"].weight, concatenated(parts).weight)
 
 
 def test_layers_of_a_model_are_packed_and_their_weights_dropped() -> None:
@@ -228,7 +243,7 @@ def test_layers_of_a_model_are_packed_and_their_weights_dropped() -> None:
     half = model["float16"] = nn.Linear(8, 8, dtype=torch.float16)
     model.requires_grad_(False)
     want = model["head"](model["inner"](embedding.weight[:3]))
-    assert pack_linears(model) == 2
+    assert pack_linears(model) == {None: 2}
     assert model["float16"] is half  # a type without kernels
     assert [*dict(model.named_parameters())] == ["embed.weight", "float16.weight", "float16.bias"]
     assert torch.allclose(model["head"](model["inner"](embedding.weight[:3])), want, atol=1e-5)
@@ -239,16 +254,14 @@ def test_layers_with_hooks_stay_and_packed_ones_state_their_type() -> None:
     hooked.register_forward_hook(lambda module, given, output: output * 2)
     own.forward = lambda x: x * 3  # type: ignore[method-assign]
     model = nn.Sequential(hooked, own, layer(32, 32, torch.bfloat16), layer(8, 32, torch.bfloat16))
-    assert pack_linears(model, quantize=True) == 1
-    assert pack_linears(model) == 1
+    assert pack_linears(model, to_int8) == {8: 1, None: 1}
     assert [*model[:2]] == [hooked, own]
     assert [x.weight.dtype for x in model[2:]] == [torch.bfloat16] * 2
 
 
 def test_layers_that_are_worth_it_are_rounded() -> None:
     model = nn.Sequential(layer(32, 8, torch.float32), layer(31, 32, torch.float32), layer(64, 31, torch.bfloat16))
-    assert pack_linears(model, quantize=True) == 2
-    assert pack_linears(model) == 1
+    assert pack_linears(model, to_int8) == {8: 2, None: 1}
     assert [layer._packed.dtype for layer in model] == [torch.int8, torch.float32, torch.int8]
 
 

@@ -10,10 +10,22 @@ from torch import Tensor
 
 from corellm.system.kept_tensors import KeptTensors
 from corellm_kernels.cpu import packed_weights
+from corellm_kernels.cpu.huge_pages import HugePages
 from corellm_kernels.cpu.packed_weights import PackedWeights
-from corellm_kernels.cpu.packing import Packed, pack
+from corellm_kernels.cpu.packing import Packed, Rounding, Unpacked, pack, unpacked, unpacked_groups
+from corellm_kernels.grouped_linear import GroupedLinear, GroupedWeight, ToGroups, rounded_scales
+from corellm_kernels.int8_linear import Int8Linear
 
-KINDS = [(dtype, quantize) for dtype in (torch.float32, torch.bfloat16) for quantize in (False, True)]
+
+def to_groups(weight: Tensor) -> GroupedWeight:
+    """Integers and scales, without care."""
+    scales = rounded_scales(weight.float().abs().amax(1, keepdim=True) / 7).expand(-1, 2)
+    integers = (weight / scales[:, :1] + 8).round().clamp(0, 15).to(torch.uint8)
+    return GroupedWeight(integers, scales, torch.full_like(scales, 8), 32, 4)
+
+
+TO_GROUPS = ToGroups(to_groups, 32, 4)
+KINDS = [(dtype, rounding) for dtype in (torch.float32, torch.bfloat16) for rounding in (None, Int8Linear, TO_GROUPS)]
 
 
 def weights(dtype: torch.dtype, seed: int = 0) -> list[Tensor]:
@@ -36,44 +48,59 @@ def packed_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Numbers of rows that are packed."""
     rows: list[int] = []
 
-    def noting(weights: list[Tensor], **how: object) -> Packed:
-        rows.append(sum(map(len, weights)))
-        return pack(weights, **how)  # type: ignore[arg-type]
+    def noting(weight: Unpacked, memory: HugePages | None = None) -> Packed:
+        rows.append(weight.n)
+        return pack(weight, memory)
 
     monkeypatch.setattr(packed_weights, "pack", noting)
     return rows
 
 
-@pytest.mark.parametrize(("dtype", "quantize"), KINDS)
+@pytest.mark.parametrize(("dtype", "rounding"), KINDS)
 def test_a_second_start_packs_one_panel(
-    tmp_path: Path, packed_rows: list[int], dtype: torch.dtype, quantize: bool
+    tmp_path: Path, packed_rows: list[int], dtype: torch.dtype, rounding: Rounding | None
 ) -> None:
-    want = pack(weights(dtype), quantize=quantize)
+    want = pack(unpacked(weights(dtype), rounding))
     for rows, is_new in (([70], True), ([16], False)):
         packed_rows.clear()
         packed = PackedWeights(kept(tmp_path))
-        assert equal(packed.packed("layer", weights(dtype), quantize=quantize), want)
+        assert equal(packed.packed("layer", unpacked(weights(dtype), rounding)), want)
         assert packed_rows == rows
         assert packed._is_new == is_new
         packed.keep()
 
 
-@pytest.mark.parametrize(("dtype", "quantize"), KINDS)
-def test_other_weights_of_that_name_are_packed(tmp_path: Path, dtype: torch.dtype, quantize: bool) -> None:
+@pytest.mark.parametrize(("dtype", "rounding"), KINDS)
+def test_other_weights_of_that_name_are_packed(tmp_path: Path, dtype: torch.dtype, rounding: Rounding | None) -> None:
     packed = PackedWeights(kept(tmp_path))
-    packed.packed("layer", weights(dtype), quantize=quantize)
+    packed.packed("layer", unpacked(weights(dtype), rounding))
     packed.keep()
     others = {
-        "numbers": (weights(dtype, 1), quantize), "rounding": (weights(dtype), not quantize),
-        "rows": ([weights(dtype)[0]], quantize), "depth": ([x[:, :39] for x in weights(dtype)], quantize),
-        "type": (weights(torch.bfloat16 if dtype == torch.float32 else torch.float32, 1), quantize),
+        "numbers": (weights(dtype, 1), rounding), "rows": ([weights(dtype)[0]], rounding),
+        "depth": ([x[:, :39] for x in weights(dtype)], rounding),
+        "type": (weights(torch.bfloat16 if dtype == torch.float32 else torch.float32, 1), rounding),
+        **{f"rounding by {other}": (weights(dtype), other) for _, other in KINDS if other is not rounding},
     }  # fmt: skip
     for name, (given, rounds) in others.items():
         again = PackedWeights(kept(tmp_path))
-        assert equal(again.packed("layer", given, quantize=rounds), pack(given, quantize=rounds)), name
+        assert equal(again.packed("layer", unpacked(given, rounds)), pack(unpacked(given, rounds))), name
         assert again._is_new
     again.keep()
     assert not PackedWeights(kept(tmp_path))._is_new
     third = PackedWeights(kept(tmp_path))
-    third.packed("layer", given, quantize=rounds)
+    third.packed("layer", unpacked(given, rounds))
     assert not third._is_new
+
+
+def test_weights_that_are_in_groups_are_kept(tmp_path: Path, packed_rows: list[int]) -> None:
+    """Those of a layer, which have the bits of those that are rounded when they are packed."""
+    one, other = (
+        GroupedLinear(to_groups(torch.cat(weights(torch.float32, seed))), None, torch.float32) for seed in (0, 1)
+    )
+    want = pack(unpacked(weights(torch.float32), TO_GROUPS))
+    for linear, rows in ((one, [70]), (one, [16]), (other, [16, 70])):
+        packed_rows.clear()
+        packed = PackedWeights(kept(tmp_path))
+        assert equal(packed.packed("layer", unpacked_groups(linear)), want) == (linear is one)
+        assert packed_rows == rows
+        packed.keep()

@@ -38,7 +38,7 @@ class DraftSettings:
     revision: str | None = None
     """`draft_model`: branch, tag or commit of a hub model."""
     quantization: str | None = None
-    """`draft_model`: `int8` rounds its weights when they are loaded."""
+    """`draft_model`: `int8` or `int4` rounds its weights when they are loaded."""
     prompt_lookup_min: int = 0
     """`ngram`: fewest last tokens that must have come before; as `prompt_lookup_max`, or 5."""
     prompt_lookup_max: int = 0

@@ -4,6 +4,10 @@
 // interleaved: a 32-bit lane then holds the values of one column for depths k and k + 1, which AVX512-BF16 multiplies in
 // one instruction, and which one shift and one mask widen elsewhere. Int8 weights, with a factor for each column, are in
 // pairs, too: rows of x then become 16-bit integers, each row as fine as sums of 32 bits allow.
+//
+// Grouped weights are integers of 4 or 8 bits with a scale and a zero for each column and group of depths. Of a panel's
+// group, a line of scales and zeros comes first, then the integers in lines: a 16-bit lane has those of one column for
+// depths k, k + 2, ..., its neighbour those for k + 1, k + 3, ..., so that a shift and a mask make pairs of a line.
 #pragma once
 
 #include <algorithm>
@@ -133,7 +137,7 @@ template <> struct Format<int8_t> {
 
     // What 1 stands for in the integers of a row: NaN if one of its values is no number or infinite, or if their magnitudes
     // together exceed 2.6e36.
-    template <class T> static float step(const T* x, int64_t k) {
+    template <class T> static float step(const T* x, int64_t k, float largest_weight = 127.f) {
         Floats most = {}, all = {}, invalid = {};
         int64_t i = 0;
         for (; i + LANES <= k; i += LANES) {
@@ -149,16 +153,126 @@ template <> struct Format<int8_t> {
             total += fabsf(widened(x[i]));
             nothing += widened(x[i]) * 0.f;
         }
-        // sums of products with integers up to 127: each of k integers is up to 1/2 larger than its value; `total` is rounded
-        float fits = 127.f * total * 1.001f / ((float)INT32_MAX - 64.f * (float)k);
+        // sums of products with integers up to `largest_weight`: each of k integers is up to 1/2 larger than its value; `total` is rounded
+        float fits = largest_weight * total * 1.001f / ((float)INT32_MAX - 64.f * (float)k);
         return std::max(largest_of_all / (float)INT16_MAX, fits) + nothing;
+    }
+};
+
+// Bytes of weights in groups: integers of 4 or 8 bits, or, unpacked for many rows, of 16.
+template <int BITS> struct Grouped {
+    uint8_t byte;
+};
+
+// A group has as many depths as the caller says, a multiple of those of a line; x has a unit for each two of them, and one
+// for their sum.
+template <int BITS> struct Format<Grouped<BITS>> {
+    static constexpr int GROUP = 0, UNITS = 0;
+    static constexpr int64_t LINE = 64, DEPTHS = 32 / BITS, HEADER = BITS == 16 ? 2 * LINE : LINE;
+    static constexpr int PAIRS = 16 / BITS;  // of depths in a line
+    using Row = uint32_t;
+    using Sum = Floats;
+    using W = Grouped<BITS>;
+
+    static constexpr int64_t bytes(int64_t group) { return HEADER + group / DEPTHS * LINE; }
+
+    // A pair of depths of a line's integers.
+    static inline Shorts integers(const W* line, int pair) {
+        UnsignedShorts lanes;
+        memcpy(&lanes, line, sizeof lanes);
+        lanes >>= BITS * pair;
+        constexpr uint16_t MASK = (1 << BITS) - 1;
+        return (Shorts)(pair + 1 < PAIRS ? lanes & MASK : lanes);
+    }
+
+    struct Factors {
+        Floats scale, zero;
+    };
+
+    // Of `LANES` columns: unpacked two floats, else the first 24 bits of one, and a zero in multiples of 1 or 1/8.
+    static inline Factors factors(const W* header) {
+        if constexpr (BITS == 16) return {load((const float*)header), load((const float*)(header + LINE))};
+        Words words;
+        memcpy(&words, header, sizeof words);
+        return {(Floats)(words & ~0xffu), floats((Ints)(words & 0xffu)) * (BITS == 4 ? .125f : 1.f)};
+    }
+
+    template <int ROWS, int COUNT>
+    static inline void multiply(const Row* x, const W* const* panels, int64_t group, Floats (*sum)[COUNT * VECTORS]) {
+        Ints products[ROWS][COUNT * VECTORS] = {};
+        for (int64_t line = 0; line < group / DEPTHS; line++) {
+#pragma GCC unroll 4
+            for (int pair = 0; pair < PAIRS; pair++) {
+                asm volatile("" ::: "memory");  // load again: registers are scarcer than loads
+                Shorts w[COUNT * VECTORS];
+#pragma GCC unroll 16
+                for (int i = 0; i < COUNT * VECTORS; i++)
+                    w[i] = integers(panels[i / VECTORS] + HEADER + line * LINE + i % VECTORS * 4 * LANES, pair);
+#pragma GCC unroll 16
+                for (int r = 0; r < ROWS; r++) {
+                    Shorts two = (Shorts)(x[(line * PAIRS + pair) * ROWS + r] + Words{});
+#pragma GCC unroll 16
+                    for (int i = 0; i < COUNT * VECTORS; i++) products[r][i] = add_products(products[r][i], two, w[i]);
+                }
+            }
+        }
+        const Row* totals = x + group / 2 * ROWS;
+#pragma GCC unroll 16
+        for (int i = 0; i < COUNT * VECTORS; i++) {
+            Factors column = factors(panels[i / VECTORS] + i % VECTORS * 4 * LANES);
+#pragma GCC unroll 16
+            for (int r = 0; r < ROWS; r++) {
+                Floats shifted = floats(products[r][i]) - column.zero * bits_of<float>(totals[r]);
+                sum[r][i] += column.scale * shifted;
+            }
+        }
+    }
+
+    // Round groups `[start, stop)` of a row of `k`, and write their units `stride` apart.
+    template <class T>
+    static void
+    pack(const T* x, int64_t start, int64_t stop, int64_t k, int64_t group, float scale, Row* to, int64_t stride) {
+        int64_t units = group / 2 + 1;
+        for (int64_t g = start; g < stop; g++) {
+            Row* first = to + g * units * stride;
+            Format<int8_t>::pack(x, g * group / 2, (g + 1) * group / 2, k, scale, first - g * group / 2 * stride, stride);
+            int32_t total = 0;
+            for (int64_t pair = 0; pair < group / 2; pair++) {
+                Row two = first[pair * stride];
+                total += (int16_t)(two & 0xffffu) + (int16_t)(two >> 16);
+            }
+            first[group / 2 * stride] = bits_of<Row>((float)total);
+        }
+    }
+
+    template <class T> static float step(const T* x, int64_t k) { return Format<int8_t>::step(x, k, 0.f); }
+
+    // Widen groups of a panel, for many rows, which otherwise would each do so.
+    static void unpack(const W* from, int64_t groups, int64_t group, Grouped<16>* to) {
+        using Wide = Format<Grouped<16>>;
+        for (int64_t g = 0; g < groups; g++, from += bytes(group), to += Wide::bytes(group)) {
+            for (int64_t i = 0; i < LINE; i += 4 * LANES) {
+                Factors columns = factors(from + i);
+                store((float*)(to + i), columns.scale);
+                store((float*)(to + LINE + i), columns.zero);
+            }
+            Grouped<16>* line = to + Wide::HEADER;
+            for (const W* packed = from + HEADER; packed < from + bytes(group); packed += LINE)
+                for (int pair = 0; pair < PAIRS; pair++, line += LINE)
+                    for (int64_t i = 0; i < LINE; i += 4 * LANES) {
+                        Shorts wide = integers(packed + i, pair);
+                        memcpy(line + i, &wide, sizeof wide);
+                    }
+        }
     }
 };
 
 // Whether products widen W to float32, with x packed as float32 is.
 template <class W> constexpr bool WIDENS = Format<W>::UNITS == 2;
+// Whether weights are in groups, whose size is known when they are multiplied.
+template <class W> constexpr bool GROUPED = !Format<W>::GROUP;
 // Whether rows become integers.
-template <class W> constexpr bool ROUNDS = std::is_same_v<typename Format<W>::Sum, Ints>;
+template <class W> constexpr bool ROUNDS = GROUPED<W> || std::is_same_v<typename Format<W>::Sum, Ints>;
 
 }  // namespace linear
 
@@ -168,6 +282,13 @@ struct PackArgs {
     void* packed;  // [panels, groups, 16, group]
     int64_t n, k;
     float* scale;  // [n], for the factors of rows that are rounded
+};
+
+struct PackGroupsArgs {
+    const uint8_t* integers;  // [n, k]
+    const uint32_t* factors;  // [n, groups]
+    void* packed;             // [panels, groups, a line of factors and lines of integers]
+    int64_t n, k, group;
 };
 
 namespace packing {
@@ -210,7 +331,7 @@ template <class T> static float largest(const T* x, int64_t count) {
     return bits_of<float>(most);
 }
 
-// Pack rows that are rounded to 8 bits, each by a factor of its own, as `corellm.quantization.round_rows` rounds them.
+// Pack rows that are rounded to 8 bits, each by a factor of its own, as `int8_linear.round_rows` rounds them.
 template <class T> static void run_rounded(const void* args, Team& team) {
     auto& a = *(const PackArgs*)args;
     constexpr int GROUP = linear::Format<int8_t>::GROUP;
@@ -231,6 +352,28 @@ template <class T> static void run_rounded(const void* args, Team& team) {
             }
             PackArgs part{rounded, GROUPS_AT_ONCE * GROUP, nullptr, rows, depths, nullptr};
             panel_part(part, 0, 0, stop - start, (int8_t*)a.packed + (panel * groups + start) * PANEL * GROUP);
+        }
+    }
+}
+
+// Packs integers that have a byte each.
+template <int BITS> static void run_grouped(const void* args, Team& team) {
+    using Packed = linear::Format<linear::Grouped<BITS>>;
+    auto& a = *(const PackGroupsArgs*)args;
+    int64_t groups = (a.k + a.group - 1) / a.group, panels = (a.n + PANEL - 1) / PANEL, size = Packed::bytes(a.group);
+    for (int64_t piece = team.first(panels * groups); piece < team.last(panels * groups); piece++) {
+        uint8_t* to = (uint8_t*)a.packed + piece * size;
+        memset(to, 0, size);
+        int64_t panel = piece / groups, g = piece % groups, columns = std::min(PANEL, a.n - panel * PANEL);
+        for (int64_t column = 0; column < columns; column++) {
+            int64_t row = panel * PANEL + column;
+            memcpy(to + 4 * column, a.factors + row * groups + g, 4);
+            const uint8_t* from = a.integers + row * a.k + g * a.group;
+            uint8_t* lines = to + Packed::HEADER;
+            for (int64_t k = 0; k < std::min(a.group, a.k - g * a.group); k++) {
+                int64_t line = k / Packed::DEPTHS, pair = k % Packed::DEPTHS / 2, bit = BITS * pair;
+                lines[line * Packed::LINE + 4 * column + 2 * (k % 2) + bit / 8] |= (uint8_t)(from[k] << bit % 8);
+            }
         }
     }
 }

@@ -1,4 +1,5 @@
-// Products with packed weights: out = x W^T (+ bias) (+ residual), accumulated in float32, of int8 weights in int32.
+// Products with packed weights: out = x W^T (+ bias) (+ residual), accumulated in float32, of int8 weights in int32, of
+// weights in groups in int32 within each and in float32 over them.
 //
 // Rows of x are packed in blocks of equal height, so that the innermost loop reads both sides in order. How W is packed is
 // in `formats.h`.
@@ -27,8 +28,9 @@ struct LinearArgs {
     int64_t residual_stride;
     void* out;
     int64_t out_stride;
-    void* rows;  // room for x packed, and a factor for each row: 4 * m * (k + 1) bytes
+    void* rows;  // room for x packed, and a factor for each row: of 4 bytes each, m * (units + 1)
     int64_t m, n, k;
+    int64_t group;  // depths that share a scale, of weights in groups
     LowRankArgs low_rank;  // without parts if nothing is added
 };
 
@@ -40,6 +42,10 @@ constexpr int ACCUMULATORS = 24;  // of 32 registers
 constexpr int ACCUMULATORS = LANES == 8 ? 12 : 8;  // of 16
 #endif
 constexpr int MAX_ROWS = LANES == 16 ? 12 : ACCUMULATORS / VECTORS;
+
+// Whether integers in groups are unpacked before many blocks of rows use them. Higher blocks unpack faster than they read
+// more memory.
+constexpr bool UNPACKS = MAX_ROWS < 12;
 
 constexpr int64_t AHEAD = 512;  // weights, of which 1 or 2 KiB are on their way while a stream of them is read
 
@@ -54,9 +60,23 @@ constexpr int panels_at_once(int rows) {
     return panels;
 }
 
+// How the depth of W is divided.
+template <class W> struct Groups {
+    int64_t size, units, weights, count;  // of each: depths, units of x, elements of W in a panel; how many there are
+
+    explicit Groups(const LinearArgs& a) {
+        if constexpr (GROUPED<W>)
+            size = a.group, units = a.group / 2 + 1, weights = Format<W>::bytes(a.group);
+        else
+            size = Format<W>::GROUP, units = Format<W>::UNITS, weights = Format<W>::GROUP * PANEL;
+        count = (a.k + size - 1) / size;
+    }
+};
+
 // A factor for each row, which follow the packed rows.
 template <class W> static inline float* row_factors(const LinearArgs& a) {
-    return (float*)a.rows + a.m * ((a.k + Format<W>::GROUP - 1) / Format<W>::GROUP);
+    Groups<W> groups(a);
+    return (float*)a.rows + a.m * groups.count * groups.units;
 }
 
 // The most rows of a block. A block that widens pairs of bfloat16 itself needs one more register, which a row gives up.
@@ -77,9 +97,11 @@ struct Blocks {
 
 template <class T, class W> static void pack_rows(const LinearArgs& a, const Blocks& blocks, Team& team) {
     using Row = typename Format<W>::Row;
-    int64_t units = (a.k + Format<W>::GROUP - 1) / Format<W>::GROUP * Format<W>::UNITS;
+    Groups<W> groups(a);
     // long blocks are packed by several threads: the unit of work is a block's part of the depth
-    int64_t parts = (units + PART - 1) / PART, count = blocks.count * parts;
+    int64_t at_once = GROUPED<W> ? std::max<int64_t>(1, PART / groups.units) : PART;
+    int64_t depth = GROUPED<W> ? groups.count : groups.count * groups.units;
+    int64_t parts = (depth + at_once - 1) / at_once, count = blocks.count * parts;
     float* factors = row_factors<W>(a);
     if constexpr (ROUNDS<W>) {
         for (int64_t r = team.first(a.m); r < team.last(a.m); r++)
@@ -87,13 +109,15 @@ template <class T, class W> static void pack_rows(const LinearArgs& a, const Blo
         team.barrier();
     }
     for (int64_t piece = team.first(count); piece < team.last(count); piece++) {
-        int64_t block = piece / parts, start = piece % parts * PART, stop = std::min(units, start + PART);
+        int64_t block = piece / parts, start = piece % parts * at_once, stop = std::min(depth, start + at_once);
         int64_t first = blocks.first(block), rows = blocks.rows(block);
-        Row* to = (Row*)a.rows + first * units;
+        Row* to = (Row*)a.rows + first * groups.count * groups.units;
         for (int64_t r = 0; r < rows; r++) {
             const T* x = (const T*)a.x + (first + r) * a.x_stride;
             [[maybe_unused]] float scale = ROUNDS<W> && factors[first + r] > 1e-30f ? 1 / factors[first + r] : 0.f;
-            if constexpr (ROUNDS<W>)
+            if constexpr (GROUPED<W>)
+                Format<W>::pack(x, start, stop, a.k, a.group, scale, to + r, rows);
+            else if constexpr (ROUNDS<W>)
                 Format<W>::pack(x, start, stop, a.k, scale, to + r, rows);
             else
                 for (int64_t k = start; k < stop; k++) to[k * rows + r] = Format<W>::pack(x, k, a.k);
@@ -110,7 +134,8 @@ template <int64_t COUNT, class W> static inline void prefetch(const W* values) {
 // Multiply one block of rows and `COUNT` panels over `depth` groups; `sums` is `[ROWS, COUNT * PANEL]`.
 template <class W, int ROWS, int COUNT, bool STREAMS>
 static void multiply_block(
-    const typename Format<W>::Row* x, const W* weight, int64_t panel_size, int64_t depth, bool add, float* sums) {
+    const typename Format<W>::Row* x, const W* weight, int64_t panel_size, int64_t depth, [[maybe_unused]] int64_t group,
+    bool add, float* sums) {
     using Sum = typename Format<W>::Sum;
     Sum sum[ROWS][COUNT * VECTORS];
     const W* panels[COUNT];
@@ -121,11 +146,20 @@ static void multiply_block(
         for (int i = 0; i < COUNT * VECTORS; i++)
             sum[r][i] = add ? bits_of<Sum>(load(sums + (r * COUNT * VECTORS + i) * LANES)) : Sum{};
     for (int64_t k = 0; k < depth; k++) {
-        if constexpr (STREAMS && COUNT == 1) {  // several panels are streams enough
-            constexpr int64_t GROUP = Format<W>::GROUP * PANEL;
-            prefetch<GROUP>(weight + k * GROUP + AHEAD);
+        if constexpr (GROUPED<W>) {
+            int64_t size = Format<W>::bytes(group);
+            if constexpr (STREAMS && COUNT == 1)
+                for (int64_t byte = 0; byte < size; byte += 64) __builtin_prefetch(panels[0] + 2 * AHEAD + byte);
+            Format<W>::template multiply<ROWS, COUNT>(x, panels, group, sum);
+            for (int i = 0; i < COUNT; i++) panels[i] += size;
+            x += (group / 2 + 1) * ROWS;
+        } else {
+            if constexpr (STREAMS && COUNT == 1) {  // several panels are streams enough
+                constexpr int64_t GROUP = Format<W>::GROUP * PANEL;
+                prefetch<GROUP>(weight + k * GROUP + AHEAD);
+            }
+            Format<W>::template multiply<ROWS, COUNT>(x, panels, k, sum);
         }
-        Format<W>::template multiply<ROWS, COUNT>(x, panels, k, sum);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++)
@@ -135,13 +169,13 @@ static void multiply_block(
 
 template <class W, int COUNT, bool STREAMS, int ROWS = MAX_ROWS>
 static inline void multiply_rows(
-    int64_t rows, const typename Format<W>::Row* x, const W* weight, int64_t panel_size, int64_t depth, bool add,
-    float* sums) {
+    int64_t rows, const typename Format<W>::Row* x, const W* weight, int64_t panel_size, int64_t depth, int64_t group,
+    bool add, float* sums) {
     if constexpr (ROWS >= 1) {
         if (rows != ROWS)
-            multiply_rows<W, COUNT, STREAMS, ROWS - 1>(rows, x, weight, panel_size, depth, add, sums);
+            multiply_rows<W, COUNT, STREAMS, ROWS - 1>(rows, x, weight, panel_size, depth, group, add, sums);
         else if constexpr (COUNT <= panels_at_once(ROWS))
-            multiply_block<W, ROWS, COUNT, STREAMS>(x, weight, panel_size, depth, add, sums);
+            multiply_block<W, ROWS, COUNT, STREAMS>(x, weight, panel_size, depth, group, add, sums);
     }
 }
 
@@ -155,6 +189,16 @@ static const float* unpacked(const bfloat16* panel, int64_t start, int64_t stop)
             store(to + 2 * (k - start) * PANEL + i, (Floats)(pairs << 16));
             store(to + (2 * (k - start) + 1) * PANEL + i, (Floats)(pairs & 0xffff0000u));
         }
+    return to;
+}
+
+// Widen groups of `count` panels, which lie `panel_size` apart.
+template <int BITS>
+static const Grouped<16>*
+unpacked(const Grouped<BITS>* weight, int64_t panel_size, int count, int64_t depth, int64_t group) {
+    int64_t size = depth * Format<Grouped<16>>::bytes(group);
+    auto* to = (Grouped<16>*)scratch<1>(count * size / (int64_t)sizeof(float));
+    for (int i = 0; i < count; i++) Format<Grouped<BITS>>::unpack(weight + i * panel_size, depth, group, to + i * size);
     return to;
 }
 
@@ -179,14 +223,21 @@ static void finish(const LinearArgs& a, int64_t row, int64_t rows, int64_t colum
         int64_t i = 0;
         for (; i + LANES <= columns; i += LANES) {
             Floats y = floats(bits_of<typename Format<W>::Sum>(load(from + i)));
-            if constexpr (ROUNDS<W>) y *= factor * load(a.scale + column + i);
+            if constexpr (GROUPED<W>)
+                y *= factor;
+            else if constexpr (ROUNDS<W>)
+                y *= factor * load(a.scale + column + i);
             if (a.bias) y += load(a.bias + column + i);
             if (added) y += load(added + i);
             if (residual) y += load(residual + i);
             store(out + i, y);
         }
         for (; i < columns; i++) {
-            float y = ROUNDS<W> ? (float)bits_of<int32_t>(from[i]) * (factor * a.scale[column + i]) : from[i];
+            float y = from[i];
+            if constexpr (GROUPED<W>)
+                y *= factor;
+            else if constexpr (ROUNDS<W>)
+                y = (float)bits_of<int32_t>(from[i]) * (factor * a.scale[column + i]);
             if (a.bias) y += a.bias[column + i];
             if (added) y += added[i];
             if (residual) y += widened(residual[i]);
@@ -198,37 +249,46 @@ static void finish(const LinearArgs& a, int64_t row, int64_t rows, int64_t colum
 // Multiply blocks of rows from `begin` to `end` and `COUNT` panels from `panel`, a part of the depth after the other.
 template <class T, class W, int COUNT>
 static void multiply_piece(const LinearArgs& a, const Blocks& blocks, int64_t begin, int64_t end, int64_t panel) {
-    using Packed = Format<W>;
-    int64_t groups = (a.k + Packed::GROUP - 1) / Packed::GROUP, panel_size = groups * Packed::GROUP * PANEL;
-    int64_t at_once = blocks.count == 1 ? groups : DEPTH_AT_ONCE / Packed::GROUP / COUNT;
+    Groups<W> groups(a);
+    int64_t panel_size = groups.count * groups.weights;
+    int64_t at_once = blocks.count == 1 ? groups.count : std::max<int64_t>(1, DEPTH_AT_ONCE / groups.size / COUNT);
     int64_t count = end - begin, top = blocks.first(begin);
     float* sums = scratch<0>(count * MAX_ROWS * COUNT * PANEL);
     const W* weight = (const W*)a.weight + panel * panel_size;
     if (a.low_rank.num_parts)
         low_rank::prefetch_factors<T>(a.low_rank, top, blocks.first(end) - top, panel * PANEL, COUNT);
-    for (int64_t start = 0; start < groups; start += at_once) {
-        int64_t stop = std::min(groups, start + at_once), depth = stop - start;
-        const float* wide = nullptr;
+    for (int64_t start = 0; start < groups.count; start += at_once) {
+        int64_t stop = std::min(groups.count, start + at_once), depth = stop - start;
+        const W *from = weight + start * groups.weights, *next = weight + stop * groups.weights;
+        [[maybe_unused]] const float* wide = nullptr;
+        [[maybe_unused]] const Grouped<16>* integers = nullptr;
         if constexpr (WIDENS<W>)
             if (COUNT == 1 && count >= 3) wide = unpacked(weight, start, stop);
-        const W *from = weight + start * Packed::GROUP * PANEL, *next = weight + stop * Packed::GROUP * PANEL;
-        int64_t share = depth * Packed::GROUP * PANEL / count;
+        if constexpr (GROUPED<W> && UNPACKS)
+            if (count >= 3) integers = unpacked(from, panel_size, COUNT, depth, a.group);
+        int64_t share = depth * groups.weights / count;
         for (int64_t block = begin; block < end; block++) {
             if (blocks.count > (WIDENS<W> ? 2 : 3) && !ROUNDS<W>)
                 for (int64_t i = (block - begin) * share; i < (block - begin + 1) * share; i += 64 / sizeof(W))
                     __builtin_prefetch(next + i, 0, 2);
             int64_t first = blocks.first(block), rows = blocks.rows(block);
-            auto* x = (const typename Packed::Row*)a.rows + (first * groups + start * rows) * Packed::UNITS;
+            auto* x = (const typename Format<W>::Row*)a.rows + (first * groups.count + start * rows) * groups.units;
             float* to = sums + (first - top) * COUNT * PANEL;
             if constexpr (WIDENS<W>)
                 if (wide) {
-                    multiply_rows<float, 1, false>(rows, x, wide, 0, depth * Packed::UNITS, start > 0, to);
+                    multiply_rows<float, 1, false>(rows, x, wide, 0, depth * groups.units, 0, start > 0, to);
+                    continue;
+                }
+            if constexpr (GROUPED<W> && UNPACKS)
+                if (integers) {
+                    int64_t size = depth * Format<Grouped<16>>::bytes(a.group);
+                    multiply_rows<Grouped<16>, COUNT, false>(rows, x, integers, size, depth, a.group, start > 0, to);
                     continue;
                 }
             if (blocks.count > 2)
-                multiply_rows<W, COUNT, false>(rows, x, from, panel_size, depth, start > 0, to);
+                multiply_rows<W, COUNT, false>(rows, x, from, panel_size, depth, a.group, start > 0, to);
             else
-                multiply_rows<W, COUNT, true>(rows, x, from, panel_size, depth, start > 0, to);
+                multiply_rows<W, COUNT, true>(rows, x, from, panel_size, depth, a.group, start > 0, to);
         }
     }
     finish<T, W, COUNT>(a, top, blocks.first(end) - top, panel * PANEL, sums);
@@ -236,7 +296,8 @@ static void multiply_piece(const LinearArgs& a, const Blocks& blocks, int64_t be
 
 template <class T, class W, int COUNT> static void multiply_panels(const LinearArgs& a, const Blocks& blocks, Team& team) {
     // as many blocks of rows at once as stay in the second cache while panels are read
-    int64_t depth = (a.k + Format<W>::GROUP - 1) / Format<W>::GROUP * Format<W>::UNITS;
+    Groups<W> groups(a);
+    int64_t depth = groups.count * groups.units;
     int64_t parts = std::min(blocks.count, (a.m * depth + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE);
     int64_t panels = (a.n + PANEL - 1) / PANEL, columns = (panels + COUNT - 1) / COUNT, pieces = parts * columns;
     int64_t pieces_at_once = std::max<int64_t>(1, pieces / (8 * team.size));

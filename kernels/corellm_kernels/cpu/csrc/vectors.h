@@ -25,6 +25,7 @@ typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
 typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
 typedef int16_t Shorts __attribute__((vector_size(4 * LANES)));  // two for each lane
+typedef uint16_t UnsignedShorts __attribute__((vector_size(4 * LANES)));
 typedef int8_t Bytes __attribute__((vector_size(LANES)));
 typedef int8_t BytePairs __attribute__((vector_size(2 * LANES)));
 

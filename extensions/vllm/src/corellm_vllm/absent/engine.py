@@ -18,7 +18,7 @@ from corellm_vllm.absent.names import (
     UPDATES,
 )
 
-_NO_QUANTIZATION = "quantized checkpoints cannot be served yet; take the one in bfloat16 or float16"
+_NO_QUANTIZATION = "a checkpoint's own config.json says how its weights are quantized"
 _NO_OFFLOAD = "weights and KV cache stay on the device; use a smaller model, or preemption_mode='swap' for preempted KV"
 _STATES = "recurrent states have the dtype and shape of the model's own code; max_num_seqs says how many are kept"
 _QUEUE = "a server bounds its queue (corellm serve --max-queue); here, bound the number of requests you send"

@@ -1,0 +1,156 @@
+"""Weights in published formats, as groups of integers: what a checkpoint states, and how its tensors are laid out.
+
+Reads GPTQ (versions 1 and 2, with act order), AWQ (gemm) and compressed-tensors (`pack-quantized`, weights alone), of 4
+and 8 bits. Each weight is exactly what the format says. Knows neither files nor models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from corellm.errors import CheckpointError
+from corellm_kernels.grouped_linear import GROUPS, GroupedWeight, rounded_scales
+
+_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where AWQ puts the values of eight columns in 32 bits."""
+_INSTEAD = "take the checkpoint in bfloat16 or float16, with quantization='int4' or 'int8'"
+
+Tensors = Mapping[str, Tensor]
+Read = Callable[[Tensors], GroupedWeight]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A format, as a checkpoint states it."""
+
+    marker: str
+    """Name of a tensor that each quantized layer has."""
+    read: Read
+    """Makes a weight of a layer's tensors; raises a CheckpointError that says what does not fit."""
+
+
+def published(stated: Mapping[str, Any]) -> Published | None:
+    """Return the format of a `quantization_config`; None for methods that are not known here.
+
+    Raises:
+        CheckpointError: a variant that cannot be read.
+    """
+    make = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed}.get(str(stated.get("quant_method")))
+    return None if make is None else make(stated)
+
+
+def _gptq(stated: Mapping[str, Any]) -> Published:
+    bits, group = _bits(stated, stated.get("bits")), _group(stated, stated.get("group_size"))
+    later = 0 if stated.get("checkpoint_format") == "gptq_v2" else 1  # version 1 has zeros that are one less
+
+    def read(tensors: Tensors) -> GroupedWeight:
+        integers = _unpacked(tensors["qweight"], bits, 0).T
+        zeros = _unpacked(tensors["qzeros"], bits, 1)[:, : integers.shape[0]].T + later
+        order = _order(tensors.get("g_idx"), integers.shape[1], group)
+        return _grouped(integers if order is None else integers[:, order], tensors["scales"].T, zeros, bits, order)
+
+    return Published("qweight", read)
+
+
+def _awq(stated: Mapping[str, Any]) -> Published:
+    bits = _bits(stated, stated.get("bits", stated.get("w_bit")))
+    version = str(stated.get("version", stated.get("format", "gemm"))).lower()
+    if bits != 4 or version != "gemm":
+        raise _refused(stated, f"version {version!r} of {bits} bits; AWQ's 'gemm' of 4 bits can be read")
+    _group(stated, stated.get("group_size", stated.get("q_group_size")))
+
+    def columns(packed: Tensor) -> Tensor:
+        return _unpacked(packed, bits, 1).view(len(packed), -1, 8)[:, :, list(_AWQ_PLACES)].flatten(1).T
+
+    def read(tensors: Tensors) -> GroupedWeight:
+        scales = tensors["scales"].T
+        zeros = columns(tensors["qzeros"]) if "qzeros" in tensors else torch.full_like(scales, 8)
+        return _grouped(columns(tensors["qweight"]), scales, zeros, bits)
+
+    return Published("qweight", read)
+
+
+def _compressed(stated: Mapping[str, Any]) -> Published:
+    schemes = list((stated.get("config_groups") or {}).values())
+    if stated.get("format") != "pack-quantized" or len(schemes) != 1:
+        raise _refused(
+            stated, f"format {stated.get('format')!r} of {len(schemes)} kinds; one 'pack-quantized' can be read"
+        )
+    weights = schemes[0].get("weights") or {}
+    if weights.get("type") != "int" or schemes[0].get("input_activations"):
+        raise _refused(stated, f"weights of type {weights.get('type')!r}; integers, without inputs, can be read")
+    bits, strategy = _bits(stated, weights.get("num_bits")), weights.get("strategy")
+    if strategy not in ("group", "channel"):
+        raise _refused(stated, f"strategy {strategy!r}; 'group' and 'channel' can be read")
+    group = _group(stated, -1 if strategy == "channel" else weights.get("group_size"))
+    middle = 1 << bits - 1  # integers are signed, and packed without a sign
+
+    def read(tensors: Tensors) -> GroupedWeight:
+        n, k = (int(size) for size in tensors["weight_shape"])
+        integers = _unpacked(tensors["weight_packed"], bits, 1)[:n, :k]
+        scales = tensors["weight_scale"]
+        if "weight_zero_point" in tensors:
+            zeros = _unpacked(tensors["weight_zero_point"], bits, 0)[:n]
+        else:
+            zeros = torch.full_like(scales, middle)
+        order = _order(tensors.get("weight_g_idx"), k, group)
+        return _grouped(integers if order is None else integers[:, order], scales, zeros, bits, order)
+
+    return Published("weight_packed", read)
+
+
+def _refused(stated: Mapping[str, Any], found: str) -> CheckpointError:
+    return CheckpointError(f"quantization_config: {stated.get('quant_method')} with {found}; {_INSTEAD}")
+
+
+def _bits(stated: Mapping[str, Any], bits: Any) -> int:
+    if bits not in (4, 8):
+        raise _refused(stated, f"weights of {bits!r} bits; 4 and 8 can be read")
+    return int(bits)
+
+
+def _group(stated: Mapping[str, Any], group: Any) -> int:
+    if type(group) is not int or (group != -1 and (group <= 0 or group % GROUPS[0])):
+        raise _refused(stated, f"groups of {group!r}; multiples of {GROUPS[0]}, and -1 for whole rows, can be read")
+    return group
+
+
+def _unpacked(packed: Tensor, bits: int, dim: int) -> Tensor:
+    """Return the integers of each 32 bits, the lowest first, side by side along a dimension."""
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=packed.device)
+    shifts = shifts[:, None] if dim == 0 else shifts
+    integers = (packed.unsqueeze(dim + 1) >> shifts) & (1 << bits) - 1
+    return integers.to(torch.uint8).flatten(dim, dim + 1)
+
+
+def _order(group_of_input: Tensor | None, k: int, group: int) -> Tensor | None:
+    """Return the inputs sorted by their groups; None if they are."""
+    if group_of_input is None or group == -1:
+        return None
+    group_of_input = group_of_input.long()
+    in_order = torch.arange(k, device=group_of_input.device) // group
+    if torch.equal(group_of_input, in_order):
+        return None
+    order = group_of_input.argsort(stable=True)
+    if len(order) != k or not torch.equal(group_of_input[order], in_order):
+        raise CheckpointError(f"the inputs' groups (g_idx) are not {-(-k // group)} of {group} inputs each")
+    return order
+
+
+def _grouped(integers: Tensor, scales: Tensor, zeros: Tensor, bits: int, order: Tensor | None = None) -> GroupedWeight:
+    """Return a weight, in the largest groups that the kernels have: larger ones are divided."""
+    n, k = integers.shape
+    if scales.shape != zeros.shape or scales.shape[0] != n or not scales.shape[1]:
+        raise CheckpointError(f"scales {tuple(scales.shape)} and zeros {tuple(zeros.shape)} of integers {(n, k)}")
+    if zeros.max() > 255:
+        raise CheckpointError("a zero of 256")
+    size = -(-k // scales.shape[1])  # of a published group
+    group = max(known for known in GROUPS if scales.shape[1] == 1 or size % known == 0)
+    times = -(-size // group)
+    scales, zeros = (x.float().repeat_interleave(times, 1)[:, : -(-k // group)] for x in (scales, zeros))
+    return GroupedWeight(integers.contiguous(), rounded_scales(scales), zeros, group, bits, order)

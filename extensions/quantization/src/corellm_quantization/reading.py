@@ -1,0 +1,122 @@
+"""Reads checkpoints of published formats: transformers loads their tensors, and layers are made of them.
+
+Knows transformers' quantizers; `published` knows the formats.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.quantizers import HfQuantizer
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from corellm.errors import CheckpointError
+from corellm_kernels.grouped_linear import GroupedLinear
+from corellm_quantization.published import Published, published
+
+METHOD = "corellm"
+"""The name by which transformers knows what is here."""
+_TYPES = {"I8": torch.int8, "U8": torch.uint8, "I32": torch.int32, "I64": torch.int64, "F16": torch.float16}
+_TYPES |= {"BF16": torch.bfloat16, "F32": torch.float32}
+
+
+@register_quantization_config(METHOD)
+class StatedFormat(QuantizationConfigMixin):  # type: ignore[misc]
+    """What a checkpoint states, under a name that transformers has no quantizer of its own for."""
+
+    def __init__(self, stated: Mapping[str, Any], **others: Any) -> None:
+        self.quant_method, self.stated = METHOD, stated
+
+    @property
+    def format(self) -> Published:
+        """The format."""
+        found = published(self.stated)
+        assert found is not None, self.stated
+        return found
+
+
+class _PublishedLinear(nn.Module):
+    """A linear layer's tensors as the checkpoint has them."""
+
+    def __init__(self, linear: nn.Linear, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.dtype = linear.in_features, linear.out_features, linear.weight.dtype
+        for name, tensor in tensors.items():
+            self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
+
+
+@register_quantizer(METHOD)
+class Reader(HfQuantizer):  # type: ignore[misc]
+    """Has transformers read the tensors of quantized layers, then makes layers of them."""
+
+    quantization_config: StatedFormat
+
+    def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Sequence[str], **others: Any) -> Any:
+        """Give each layer that the files have quantized the tensors that they have of it."""
+        mapping = get_model_conversion_mapping(model)
+        renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+        converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+        known = model.state_dict()
+        for stem, tensors in _quantized_layers(checkpoint_files, self.quantization_config.format.marker).items():
+            name, _ = rename_source_key(f"{stem}.weight", renamings, converters, model.base_model_prefix, known)
+            path, _, child = name.removesuffix(".weight").rpartition(".")
+            linear = getattr(model.get_submodule(path), child, None) if name in known else None
+            if type(linear) is not nn.Linear:
+                raise CheckpointError(f"{stem} is quantized, and no linear layer of the model has this name")
+            setattr(model.get_submodule(path), child, _PublishedLinear(linear, tensors))
+        return model
+
+    def _process_model_after_weight_loading(self, model: Any, **others: Any) -> Any:
+        """Make layers of the tensors, one after another."""
+        read = self.quantization_config.format.read
+        for path, parent in list(model.named_modules()):
+            for name, child in list(parent.named_children()):
+                if isinstance(child, _PublishedLinear):
+                    setattr(parent, name, _layer(f"{path}.{name}", child, read))
+        return model
+
+    @property
+    def is_trainable(self) -> bool:
+        """No."""
+        return False
+
+    def is_serializable(self) -> bool:
+        """No."""
+        return False
+
+
+def _layer(name: str, tensors: _PublishedLinear, read: Any) -> GroupedLinear:
+    """Return the layer; errors name it."""
+    given = {key: value.detach() for key, value in tensors.named_parameters()}
+    try:
+        weight = read(given)
+        shape = (tensors.out_features, tensors.in_features)
+        if tuple(weight.integers.shape) != shape:
+            raise CheckpointError(f"integers {tuple(weight.integers.shape)}, expected {shape}")
+    except KeyError as error:
+        raise CheckpointError(f"{name}: the checkpoint lacks {error}; download all files") from error
+    except (CheckpointError, RuntimeError, IndexError) as error:
+        raise CheckpointError(f"{name}: {error}") from error
+    bias = given.get("bias")
+    return GroupedLinear(weight, None if bias is None else bias.to(tensors.dtype), tensors.dtype)
+
+
+def _quantized_layers(files: Sequence[str], marker: str) -> Mapping[str, Mapping[str, Tensor]]:
+    """Return the tensors of each layer that has one of this name, without values, by the layers' published names."""
+    found: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 -- not a mapping
+                stem, _, last = name.rpartition(".")
+                part = tensors.get_slice(name)
+                if part.get_dtype() in _TYPES:
+                    found[stem][last] = torch.empty(part.get_shape(), dtype=_TYPES[part.get_dtype()], device="meta")
+    return {stem: tensors for stem, tensors in found.items() if marker in tensors}

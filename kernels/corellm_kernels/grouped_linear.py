@@ -1,0 +1,150 @@
+"""Weights of 4 or 8 bits in groups along the inputs, and a linear layer of them in torch's operations.
+
+A group of an output has a scale and a zero: its weights are `scale * (integer - zero)`. Both are in 32 bits: a float's
+first 24, so that scales of 16 bits are exact, and a zero in 8, for weights of 4 bits in eighths. Every weight then is
+exact in float32. Knows neither how weights are rounded nor how files have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from corellm.plain_linears import without_values
+
+GROUPS = (32, 64, 128)
+"""Inputs that share a scale: as many as the kernels know."""
+ZEROS_PER_INTEGER = {4: 8, 8: 1}
+"""By bits: how fine zeros are."""
+_SCALE = ~0xFF
+"""Bits of a scale."""
+
+
+def rounded_scales(scales: Tensor) -> Tensor:
+    """Return scales in float32 as they are kept, rounded to the nearest; those of 16 bits are kept exactly."""
+    bits = scales.float().contiguous().view(torch.int32)
+    nearest = (bits + 0x7F + ((bits >> 8) & 1)) & _SCALE
+    return torch.where(scales.isfinite(), nearest, bits & _SCALE).view(torch.float32)
+
+
+@dataclass(frozen=True)
+class GroupedWeight:
+    """A weight `[n, k]` of integers in groups.
+
+    Attributes:
+        integers: uint8 `[n, k]`, below 2 ** bits.
+        scales: float32 `[n, groups]`, of `rounded_scales`.
+        zeros: float32 `[n, groups]`; below 256 / ZEROS_PER_INTEGER[bits], in as fine steps.
+        group: inputs in a group; the last one may have fewer.
+        bits: of an integer, 4 or 8.
+        order: int64 `[k]`, which input each column is for; None if they are in order.
+    """
+
+    integers: Tensor
+    scales: Tensor
+    zeros: Tensor
+    group: int
+    bits: int
+    order: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        n, k = self.integers.shape
+        assert self.group in GROUPS, self.group
+        assert self.scales.shape == self.zeros.shape == (n, -(-k // self.group)), (self.scales.shape, self.zeros.shape)
+
+    @property
+    def factors(self) -> Tensor:
+        """Scales and zeros together, int32 `[n, groups]`."""
+        zeros = (self.zeros * ZEROS_PER_INTEGER[self.bits]).to(torch.int32)
+        return self.scales.contiguous().view(torch.int32) | zeros
+
+    def widened(self) -> Tensor:
+        """Return the weight in float32, exactly, its columns in the order of the inputs."""
+        n, k = self.integers.shape
+        whole = functional.pad(self.integers, (0, -k % self.group)).view(n, -1, self.group)
+        weight = (self.scales[:, :, None] * (whole - self.zeros[:, :, None])).view(n, -1)[:, :k]
+        return weight if self.order is None else weight[:, self.order.argsort()]
+
+
+class GroupedLinear(nn.Module):
+    """`nn.Linear` in inference, on a weight in groups that is widened whenever it is used.
+
+    Args:
+        weight: what it multiplies with.
+        bias: `[n]`, or None.
+        dtype: of inputs and outputs.
+    """
+
+    integers: Tensor
+    factors: Tensor
+    order: Tensor | None
+    bias: Tensor | None
+
+    def __init__(self, weight: GroupedWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
+        super().__init__()
+        (self.out_features, self.in_features), self.group, self.bits = weight.integers.shape, weight.group, weight.bits
+        self.weight = without_values(weight.scales.to(dtype))
+        integers = weight.integers
+        if self.bits == 4:
+            integers = functional.pad(integers, (0, integers.shape[1] % 2))
+            integers = integers[:, ::2] | integers[:, 1::2] << 4
+        self.register_buffer("integers", integers)
+        self.register_buffer("factors", weight.factors)
+        self.register_buffer("order", weight.order)
+        self.register_buffer("bias", None if bias is None else bias.detach())
+        self.eval()
+
+    def grouped_weight(self, rows: slice = slice(None)) -> GroupedWeight:
+        """Return the weight, or some rows of it, an integer in each byte."""
+        integers, factors = self.integers[rows], self.factors[rows]
+        if self.bits == 4:
+            integers = torch.stack([integers & 15, integers >> 4], dim=2).flatten(1)[:, : self.in_features]
+        zeros = (factors & ~_SCALE).float() / ZEROS_PER_INTEGER[self.bits]
+        scales = (factors & _SCALE).view(torch.float32)
+        return GroupedWeight(integers, scales, zeros, self.group, self.bits, self.order)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `[..., out_features]` for `[..., in_features]`."""
+        return functional.linear(x, self.grouped_weight().widened().to(x.dtype), self.bias)
+
+
+@dataclass(frozen=True)
+class ToGroups:
+    """Makes layers with weights in groups. See `corellm.quantization.Quantize`.
+
+    Attributes:
+        round: rounds a weight `[n, k]`, each row by itself.
+        group, bits: as of `GroupedWeight`.
+    """
+
+    round: Callable[[Tensor], GroupedWeight]
+    group: int
+    bits: int
+
+    def __call__(self, linear: nn.Linear) -> GroupedLinear:
+        """Return the layer on its rounded weight."""
+        return GroupedLinear(self.round(linear.weight.detach()), linear.bias, linear.weight.dtype)
+
+
+def joined_groups(layers: Sequence[GroupedLinear]) -> GroupedLinear | None:
+    """Return one layer with the outputs of several side by side; None if their groups, inputs or biases differ."""
+    first, weights = layers[0], [layer.grouped_weight() for layer in layers]
+    biases = [layer.bias for layer in layers if layer.bias is not None]
+    kinds = {(layer.in_features, layer.group, layer.bits, layer.weight.dtype) for layer in layers}
+    if len(kinds) > 1 or len(biases) not in (0, len(layers)) or not all(_same_order(first, layer) for layer in layers):
+        return None
+    integers, scales, zeros = (
+        torch.cat([getattr(weight, name) for weight in weights]) for name in ("integers", "scales", "zeros")
+    )
+    whole = GroupedWeight(integers, scales, zeros, first.group, first.bits, first.order)
+    return GroupedLinear(whole, torch.cat(biases) if biases else None, first.weight.dtype)
+
+
+def _same_order(one: GroupedLinear, other: GroupedLinear) -> bool:
+    if one.order is None or other.order is None:
+        return one.order is other.order
+    return torch.equal(one.order, other.order)

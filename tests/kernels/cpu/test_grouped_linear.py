@@ -1,0 +1,167 @@
+"""Products with weights in groups equal exact ones, and a row's result does not depend on the rows beside it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from corellm_kernels.cpu.linear import PackedLinear, add_product, joined, pack_linears
+from corellm_kernels.fusion.layer_swap import concatenated
+from corellm_kernels.grouped_linear import GROUPS, GroupedLinear, GroupedWeight, ToGroups, rounded_scales
+from tests.kernels.cpu.test_linear import DTYPES, layer, rows
+
+BITS = (4, 8)
+KINDS = [(dtype, bits) for dtype in DTYPES for bits in BITS]
+
+
+def grouped(
+    n: int, k: int, dtype: torch.dtype, *, bits: int = 4, group: int = 64, bias: bool = True, ordered: bool = True
+) -> GroupedLinear:
+    """A layer of random integers, scales and zeros."""
+    generator = torch.Generator().manual_seed(n * 1000 + k)
+    integers = torch.randint(2**bits, (n, k), generator=generator, dtype=torch.uint8)
+    shape = (n, -(-k // group))
+    scales = rounded_scales(torch.randn(shape, generator=generator) * 2.0**-bits)
+    steps = torch.randint(256, shape, generator=generator)
+    zeros = steps / 8 if bits == 4 else steps.float()
+    order = None if ordered else torch.randperm(k, generator=generator)
+    given_bias = torch.randn(n, generator=generator).to(dtype) if bias else None
+    return GroupedLinear(GroupedWeight(integers, scales, zeros, group, bits, order), given_bias, dtype)
+
+
+def assert_exact(ours: Tensor, x: Tensor, linear: GroupedLinear, residual: Tensor | None = None) -> None:
+    """The product in float64, but for inputs of 15 bits, sums in float32 and one rounding of the result."""
+    weight, inputs = linear.grouped_weight().widened().double(), x.double()
+    step = inputs.abs().amax(1, keepdim=True) / (2**15 - 1)
+    largest = linear.grouped_weight()
+    spread = largest.scales.abs().amax(1) * 256  # an integer and a zero are summed apart
+    terms = [inputs @ weight.T, step / 2 * weight.abs().sum(1) + 16 * 2.0**-24 * inputs.abs().sum(1)[:, None] * spread]
+    for added in (linear.bias, residual):
+        if added is not None:
+            terms = [terms[0] + added.double(), terms[1] + 2.0**-22 * added.double().abs()]
+    exact, error = terms
+    assert ((ours.double() - exact).abs() <= error + 1.01 * DTYPES[ours.dtype] * exact.abs()).all()
+
+
+@pytest.mark.parametrize(("dtype", "bits"), KINDS)
+@settings(max_examples=40, deadline=None)
+@given(
+    m=st.integers(1, 45), n=st.integers(1, 150), k=st.integers(1, 600), group=st.sampled_from(GROUPS),
+    bias=st.booleans(), ordered=st.booleans(),
+)  # fmt: skip
+@example(m=1, n=16, k=1, group=32, bias=False, ordered=True)
+@example(m=37, n=129, k=257, group=128, bias=True, ordered=False)
+@example(m=70, n=37, k=9000, group=64, bias=True, ordered=True)  # more rows than stay in the second cache
+def test_it_equals_the_exact_product(
+    dtype: torch.dtype, bits: int, m: int, n: int, k: int, group: int, bias: bool, ordered: bool
+) -> None:
+    linear, x = grouped(n, k, dtype, bits=bits, group=group, bias=bias, ordered=ordered), rows(m, k, dtype)
+    assert_exact(PackedLinear(linear)(x), x, linear)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_the_layer_in_torch_is_the_same_weight(bits: int) -> None:
+    for k in (1, 37, 128):
+        linear = grouped(40, k, torch.float32, bits=bits, group=32, ordered=False)
+        wide = nn.functional.linear(torch.eye(k), linear.grouped_weight().widened(), linear.bias)
+        assert torch.equal(linear(torch.eye(k)), wide)
+        assert_exact(linear(torch.eye(k)), torch.eye(k), linear)
+
+
+def test_scales_of_16_bits_are_exact_and_others_nearly() -> None:
+    scales = torch.randn(1000) * torch.logspace(-9, 3, 1000)
+    for dtype in (torch.float16, torch.bfloat16):
+        assert torch.equal(rounded_scales(scales.to(dtype)), scales.to(dtype).float())
+    kept = rounded_scales(scales)
+    assert not torch.equal(kept, scales)
+    assert ((kept - scales).abs() <= 2.0**-16 * scales.abs()).all()
+    assert rounded_scales(torch.tensor([torch.nan])).isnan().all()
+
+
+@pytest.mark.parametrize(("dtype", "bits"), KINDS)
+@pytest.mark.parametrize(("n", "k", "group"), [(64, 700, 32), (100, 33, 64), (37, 3000, 128)])
+def test_a_row_is_the_same_bits_alone_and_among_others(
+    dtype: torch.dtype, bits: int, n: int, k: int, group: int
+) -> None:
+    packed, x = PackedLinear(grouped(n, k, dtype, bits=bits, group=group)), rows(70, k, dtype)
+    alone = torch.cat([packed(row[None]) for row in x])
+    added = rows(70, n, dtype)
+    for i in range(70):
+        packed(x[i : i + 1], added[i : i + 1])
+    for m in (2, 3, 5, 6, 7, 12, 13, 18, 19, 25, 37, 40, 70):
+        assert torch.equal(packed(x[:m]), alone[:m]), m
+        total = rows(70, n, dtype)[:m]
+        packed(x[:m], total)
+        assert torch.equal(total, added[:m]), m
+
+
+@pytest.mark.parametrize(("dtype", "bits"), KINDS)
+def test_threads_change_nothing(dtype: torch.dtype, bits: int) -> None:
+    packed, x, before = PackedLinear(grouped(333, 512, dtype, bits=bits)), rows(9, 512, dtype), torch.get_num_threads()
+    outputs = []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            outputs.append(packed(x))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_largest_integers_do_not_overflow(bits: int) -> None:
+    shape = (64, 512)
+    integers = torch.full(shape, 2**bits - 1, dtype=torch.uint8)
+    weight = GroupedWeight(integers, torch.ones(64, 4), torch.zeros(64, 4), 128, bits)
+    output = PackedLinear(GroupedLinear(weight, None, torch.float32))(torch.full((7, 512), -3.0))
+    torch.testing.assert_close(output, torch.full((7, 64), -3.0 * 512 * (2**bits - 1)))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_inputs_that_are_no_numbers_stay_in_their_row(bad: float) -> None:
+    x, packed = rows(7, 37, torch.float32), PackedLinear(grouped(70, 37, torch.float32))
+    alone = packed(x)
+    x[2, 36], x[5, 0] = bad, bad
+    output = packed(x)
+    assert output[[2, 5]].isnan().all()
+    assert torch.equal(output[[0, 1, 3, 4, 6]], alone[[0, 1, 3, 4, 6]])
+
+
+@pytest.mark.parametrize(("dtype", "bits"), KINDS)
+def test_products_are_added_to_a_residual_and_inputs_may_be_views(dtype: torch.dtype, bits: int) -> None:
+    linear, wide, residual = grouped(70, 90, dtype, bits=bits), rows(8, 180, dtype), rows(8, 70, dtype)
+    total = residual.clone()
+    add_product(total, wide[:, 90:], PackedLinear(linear))
+    assert_exact(total, wide[:, 90:], linear, residual)
+    assert PackedLinear(linear)(wide[:0, :90]).shape == (0, 70)
+
+
+def test_weights_are_rounded_some_rows_at_a_time_joined_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result has the bits of whole weights', and no more rows were in memory than are packed at once."""
+    heights: list[int] = []
+
+    def rounded(weight: Tensor) -> GroupedWeight:
+        heights.append(len(weight))
+        scales = rounded_scales(weight.abs().amax(1, keepdim=True) / 7)
+        integers = (weight / scales + 8).round().clamp(0, 15).to(torch.uint8)
+        return GroupedWeight(integers, scales, torch.full_like(scales, 8), 64, 4)
+
+    to_groups, parts = ToGroups(rounded, 64, 4), [layer(n, 50, torch.float32, seed=n) for n in (40, 7, 100)]
+    whole = to_groups(concatenated(parts))
+    heights.clear()
+    monkeypatch.setattr("corellm_kernels.cpu.packing._WEIGHTS_AT_ONCE", 50 * 40)
+    model, x = nn.Sequential(joined(parts)), rows(3, 50, torch.float32)
+    assert pack_linears(model, lambda linear: to_groups) == {4: 1}
+    assert heights == [32, 32, 32, 32, 19]
+    assert torch.equal(model[0](x), PackedLinear(whole)(x))
+
+
+def test_layers_in_groups_are_packed() -> None:
+    model = nn.Sequential(grouped(40, 64, torch.bfloat16), nn.Linear(40, 8))
+    x = rows(3, 64, torch.bfloat16)
+    want = model[0](x).float()
+    assert pack_linears(model) == {4: 1, None: 1}
+    torch.testing.assert_close(model[0](x).float(), want, rtol=2e-2, atol=2e-2 * want.abs().max().item())
