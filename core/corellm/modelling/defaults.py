@@ -26,6 +26,8 @@ from corellm.multimodal.merging import check_embeddings, write_rows
 from corellm.plugin.extensions import first_result
 from corellm.system.transfers import upload
 
+_OF_CORELLM_QUANTIZATION = ("gptq", "awq", "compressed-tensors")
+
 
 class MergeRows(Protocol):
     """A function of an extension that writes item embeddings over the text embeddings of their tokens."""
@@ -176,6 +178,12 @@ def _read_model(cls: Any, hf_config: Any, load_config: LoadConfig) -> Any:
     """
     require_weights(load_config.model_path)
     hf_config = _read_by_extension(hf_config)
+    with _naming_what_is_missing(hf_config):
+        return _read_files(cls, hf_config, load_config)
+
+
+def _read_files(cls: Any, hf_config: Any, load_config: LoadConfig) -> Any:
+    """Have transformers read the weights, and check what it reports."""
     straight = load_config.device.type == "cuda" and find_spec("accelerate") is not None
     placement: dict[str, Any] = {"device_map": {"": load_config.device}} if straight else {}
     try:
@@ -202,9 +210,7 @@ def _read_model(cls: Any, hf_config: Any, load_config: LoadConfig) -> Any:
 
 def _read_by_extension(hf_config: Any) -> Any:
     """Return a configuration under which an extension reads quantized weights, if one does; else the one given."""
-    stated = getattr(hf_config, "quantization_config", None)
-    stated = stated or getattr(hf_config.get_text_config(decoder=True), "quantization_config", None)
-    if not isinstance(stated, Mapping):
+    if not (stated := _stated_quantization(hf_config)):
         return hf_config
     offered = first_result("offer_quantized_reading", lambda found: isinstance(found, dict), stated=stated)
     if offered is None:
@@ -212,6 +218,26 @@ def _read_by_extension(hf_config: Any) -> Any:
     changed = deepcopy(hf_config)
     changed.quantization_config = offered
     return changed
+
+
+def _stated_quantization(hf_config: Any) -> Mapping[str, Any]:
+    """Return how a checkpoint's weights are quantized, as it states it; nothing where they are not."""
+    stated = getattr(hf_config, "quantization_config", None)
+    stated = stated or getattr(hf_config.get_text_config(decoder=True), "quantization_config", None)
+    return stated if isinstance(stated, Mapping) else {}
+
+
+@contextmanager
+def _naming_what_is_missing(hf_config: Any) -> Iterator[None]:
+    """Have an error name `corellm-quantization`, where transformers is left with a format that it reads."""
+    try:
+        yield
+    except CheckpointError as error:
+        if (method := _stated_quantization(hf_config).get("quant_method")) not in _OF_CORELLM_QUANTIZATION:
+            raise
+        raise CheckpointError(
+            f"{error}; corellm-quantization reads {method}; from a checkout: pip install ./extensions/quantization"
+        ) from error
 
 
 def attention_of(cls: Any) -> str:

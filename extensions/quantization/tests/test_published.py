@@ -160,6 +160,16 @@ def test_variants_are_refused_by_name(stated: Mapping[str, Any], message: str) -
     assert published({"quant_method": "spqr"}) is None
 
 
+def test_the_extension_is_named_where_it_is_missed(
+    tiny_llava: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = KINDS["compressed-tensors W4A16"]
+    path = write(tiny_llava, tmp_path / "packed", is_rounded, kind.round_weight, kind.layout, kind.stated)
+    monkeypatch.setattr("corellm.modelling.defaults.first_result", lambda *_, **given: None)
+    with pytest.raises(CheckpointError, match=r"corellm-quantization reads compressed-tensors; .*pip install \./ext"):
+        LLM(str(path))
+
+
 def test_broken_checkpoints_are_refused_by_the_layers_name(tiny_llava: Path, tmp_path: Path) -> None:
     kind = KINDS["gptq"]
     path = write(tiny_llava, tmp_path / "packed", is_rounded, kind.round_weight, kind.layout, kind.stated)
