@@ -109,7 +109,7 @@ class ModelConfig:
     and on CPUs faster. `int4` rounds them to 4 bits, in groups; it needs `corellm-quantization`."""
     weight_cache: str | None = None
     """Folder in which weights are kept as CPU kernels read them: later starts map these files, and replicas share them.
-    None keeps none. Files may be deleted at any time."""
+    Without one, nothing is kept. Files may be deleted at any time."""
     weight_cache_bytes: int = 64 << 30
     """Most bytes of these files together; those used longest ago are deleted."""
     device: str = "auto"

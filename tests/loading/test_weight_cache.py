@@ -143,7 +143,14 @@ def test_weights_of_a_text_encoder_are_kept(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    "options", [{"weight_cache": ""}, {"weight_cache": 3}, {"weight_cache_bytes": 0}, {"weight_cache_bytes": "1 GB"}]
+    "options",
+    [
+        {"weight_cache": ""},
+        {"weight_cache": 3},
+        {"weight_cache": __file__},
+        {"weight_cache_bytes": 0},
+        {"weight_cache_bytes": "1 GB"},
+    ],
 )
 def test_wrong_settings_are_refused(tiny_llava: Path, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="weight_cache"):

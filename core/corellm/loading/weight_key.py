@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import safetensors
@@ -16,6 +17,7 @@ import transformers
 
 import corellm
 from corellm.config import EngineConfig
+from corellm.errors import ConfigError
 from corellm.loading.opening import OpenedModel
 from corellm.plugin.extensions import installed_extensions
 from corellm.system.kept_tensors import KeptTensors
@@ -25,9 +27,18 @@ _SETTINGS = ("adapter", "quantization", "runner", "convert", "hf_overrides", "po
 
 
 def kept_weights(config: EngineConfig, opened: OpenedModel) -> KeptTensors | None:
-    """Return where packed weights are kept; None where the user wants none, or they cannot be told apart."""
+    """Return where packed weights are kept; None where the user wants none, or they cannot be told apart.
+
+    Raises:
+        ConfigError: the folder is something else.
+    """
     model, context = config.model, opened.context
-    if model.weight_cache is None or model.load_format == "dummy" or callable(model.hf_overrides):
+    if model.weight_cache is None:
+        return None
+    folder = Path(model.weight_cache).expanduser()
+    if os.path.isfile(folder):  # where nothing may be looked up, the log says so later
+        raise ConfigError(f"weight_cache must be a folder, got the file '{folder}'; one that is not there is made")
+    if model.load_format == "dummy" or callable(model.hf_overrides):
         return None
     files = sorted(path for path in context.model_path.iterdir() if path.is_file())  # links may lead nowhere
     key = [
@@ -39,7 +50,6 @@ def kept_weights(config: EngineConfig, opened: OpenedModel) -> KeptTensors | Non
         [_told_apart(path) for path in files if path.suffix == ".safetensors"],
         [hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.suffix in (".json", ".py")],
     ]
-    folder = Path(model.weight_cache).expanduser()
     return KeptTensors(folder, json.dumps(key), model.weight_cache_bytes)
 
 

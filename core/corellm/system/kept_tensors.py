@@ -64,6 +64,8 @@ class KeptTensors:
             return {}
         with suppress(OSError):  # a folder that may only be read
             os.utime(path)
+        num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+        logger.info("packed weights are mapped from %s: %s bytes", self._folder, f"{num_bytes:,}")
         return tensors
 
     def keep(self, maker: str, tensors: Mapping[str, Tensor]) -> None:
@@ -85,7 +87,7 @@ class KeptTensors:
         except OSError as error:
             logger.warning("packed weights are not kept in %s, and every start makes them: %s", self._folder, error)
         else:
-            logger.info("packed weights are kept in %s: %.1f GB", self._folder, num_bytes / 1e9)
+            logger.info("packed weights are kept in %s: %s bytes", self._folder, f"{num_bytes:,}")
 
     def _path(self, maker: str) -> Path:
         name = hashlib.sha256(json.dumps([self._key, maker]).encode()).hexdigest()[:32]
