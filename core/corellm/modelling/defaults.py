@@ -236,7 +236,8 @@ def _naming_what_is_missing(hf_config: Any) -> Iterator[None]:
         if (method := _stated_quantization(hf_config).get("quant_method")) not in _OF_CORELLM_QUANTIZATION:
             raise
         raise CheckpointError(
-            f"{error}; corellm-quantization reads {method}; from a checkout: pip install ./extensions/quantization"
+            f"weights in {method} need corellm-quantization; from a checkout: pip install ./extensions/quantization "
+            f"(without it: {error})"
         ) from error
 
 

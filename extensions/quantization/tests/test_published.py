@@ -166,7 +166,7 @@ def test_the_extension_is_named_where_it_is_missed(
     kind = KINDS["compressed-tensors W4A16"]
     path = write(tiny_llava, tmp_path / "packed", is_rounded, kind.round_weight, kind.layout, kind.stated)
     monkeypatch.setattr("corellm.modelling.defaults.first_result", lambda *_, **given: None)
-    with pytest.raises(CheckpointError, match=r"corellm-quantization reads compressed-tensors; .*pip install \./ext"):
+    with pytest.raises(CheckpointError, match=r"in compressed-tensors need corellm-quantization; .*install \./ext"):
         LLM(str(path))
 
 
