@@ -57,8 +57,8 @@ def pytest_runtestloop() -> None:
 def _quiet_transformers() -> None:
     """Its progress bars and advice would drown a failure.
 
-    It also writes out each configuration that it reads, for a message that nobody sees, and each part of one that has
-    not the first of its field's types: a third of the time of reading it.
+    transformers formats each configuration that it reads as text, for log messages that tests do not show. That takes a
+    third of the time of reading one, so configurations have a short `repr` here.
     """
     import transformers
 

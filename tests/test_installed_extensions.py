@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -114,6 +115,16 @@ def test_order_is_that_of_names(install: Install) -> None:
     install("x", hook("register_merging", "return sum", options="(tryfirst=True)"))
     names = [name.split()[-1] for name, _ in call_extensions("register_merging", callable, device=CPU)]
     assert names == ["x", "a", "m", "z"]
+
+
+def test_an_argument_that_goes_is_given_for_one_more_version(install: Install) -> None:
+    """An extension of the version before loads, is told, and gets what it got."""
+    install("toy", hook("fuse_layers", "return [str(quantization)]", "self, model, quantization"))
+    model = torch.nn.Module()
+    given: dict[str, Any] = {"model": model, "device": CPU, "dtype": torch.float32, "quantize": None, "kept": None}
+    with pytest.warns(FutureWarning, match="quantize rounds a layer"):
+        results = dict(call_extensions("fuse_layers", lambda result: True, quantization="int8", **given))
+    assert results["the extension 'mine' of toy"] == ["int8"]
 
 
 def test_one_object_under_two_names(install: Install, tmp_path: Path) -> None:

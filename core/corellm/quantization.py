@@ -28,7 +28,7 @@ class MakeQuantize(Protocol):
     """Makes what rounds the weights of a model's linear layers."""
 
     def __call__(self, model: nn.Module, /) -> Quantize:
-        """Return it, for a model after its layers were joined or before."""
+        """Return what rounds layers of this model; it is called before layers are joined."""
         ...
 
 

@@ -107,7 +107,7 @@ def load_weights(
 
     What is made of its weights is kept in `kept`.
     """
-    _make_quantize(config)  # or refuse it before weights are read
+    make_quantize = find_quantization(config)  # or refuse it before weights are read
     model = load_model(config, hooks, context, use.adapt_class)
     language_model = hooks.get_language_model(model=model)
     token = torch.zeros(1, dtype=torch.long, device=context.device)
@@ -135,7 +135,7 @@ def load_weights(
     make_runner = use.runner(config, context, model, hidden_size)
     samples = make_runner is None
     vocab_size = hooks.compute_logits(model=model, hidden_states=hidden).shape[-1] if samples else embedding_size
-    replace_layers(model, config, context, kept=kept)
+    replace_layers(model, config, context, make_quantize, kept=kept)
     places = weight_places(model)
     linears = LinearAdditions(model, language_model, mixers.values(), samples=samples)
     offered = call_extensions(
@@ -172,13 +172,13 @@ def replace_layers(
     model: nn.Module,
     config: EngineConfig,
     context: ModelContext,
+    make_quantize: MakeQuantize | None,
     *,
     reads_short_texts: bool = False,
     kept: KeptTensors | None = None,
 ) -> None:
     """Replace a model's layers by faster ones: by those of extensions, then linear layers by rounded or packed ones."""
-    make = _make_quantize(config)
-    quantize = None if make is None else make(model)
+    quantize = None if make_quantize is None else make_quantize(model)
     if config.model.fuse_layers:
         for name, replaced in call_extensions(
             "fuse_layers",
@@ -186,6 +186,7 @@ def replace_layers(
             model=model,
             device=context.device,
             dtype=context.dtype,
+            quantization=config.model.quantization,
             quantize=quantize,
             kept=kept,
         ):
@@ -197,8 +198,12 @@ def replace_layers(
     release_mapped_weights()  # of packed and joined weights, which are copies
 
 
-def _make_quantize(config: EngineConfig) -> MakeQuantize | None:
-    """Return what rounds weights, if they are to be rounded."""
+def find_quantization(config: EngineConfig) -> MakeQuantize | None:
+    """Return what rounds weights, if they are to be rounded.
+
+    Raises:
+        MissingExtraError: no extension offers it.
+    """
     if (name := config.model.quantization) is None:
         return None
     found: MakeQuantize | None = first_result("register_quantization", callable, name=name)

@@ -128,11 +128,14 @@ def speed_up_processor(processor: Any) -> None:
     """
 
 
-@_hookspec
+@_hookspec(
+    warn_on_impl_args={"quantization": FutureWarning("corellm 0.4 gives no quantization; quantize rounds a layer")}
+)
 def fuse_layers(
     model: nn.Module,
     device: torch.device,
     dtype: torch.dtype,
+    quantization: str | None,
     quantize: Quantize | None,
     kept: KeptTensors | None,
 ) -> list[str] | None:
@@ -144,6 +147,7 @@ def fuse_layers(
     Args:
         model: the result of the adapter's `load_model`, on the device; changed in place.
         device, dtype: of the model.
+        quantization: the operator's `quantization`, for one more version.
         quantize: what rounds the weights of linear layers, if they are to have fewer bits; the core rounds those of
             every `nn.Linear` that is left.
         kept: where tensors that are made of the weights are kept for later starts; None for nowhere.

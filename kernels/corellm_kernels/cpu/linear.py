@@ -77,7 +77,7 @@ class PackedLinear(nn.Module):
         self._packed, self._scale = pack(weight)
         self.bits, self._types, self._group = weight.format.bits, weight.format.types, weight.format.group
         self._words = -(-self.in_features // self._group) * (self._group // 2 + 1) if self._group else self.in_features
-        """Of an input's row when it is packed."""
+        """Numbers of 32 bits that an input's row takes when it is packed."""
         self._bias = torch.cat(biases).float() if biases else None
         self._factors: Factors | None = None
         self._taken: list[tuple[slice, LowRankAddition]] = []

@@ -31,9 +31,9 @@ class Format(NamedTuple):
     """How a weight is packed, as `csrc/formats.h` describes it."""
 
     dtype: torch.dtype
-    """Of inputs, and of the weight unless it is rounded."""
+    """Type of inputs, and of the weight unless it is rounded."""
     bits: int | None = None
-    """Of rounded weights."""
+    """Bits of a rounded weight; None if it is not rounded."""
     group: int = 0
     """Inputs that share a scale and a zero; 0 if the weight is in no groups."""
 

@@ -11,7 +11,13 @@ from torch import Tensor, nn
 from corellm_kernels.cpu.linear import PackedLinear, add_product, joined, pack_linears
 from corellm_kernels.fusion.layer_swap import concatenated
 from corellm_kernels.grouped_linear import GROUPS, GroupedLinear, GroupedWeight, ToGroups, rounded_scales
-from tests.kernels.cpu.test_linear import DTYPES, layer, rows
+from tests.kernels.cpu.test_linear import (
+    DTYPES,
+    assert_rows_are_alone,
+    assert_threads_change_nothing,
+    layer,
+    rows,
+)
 
 BITS = (4, 8)
 KINDS = [(dtype, bits) for dtype in DTYPES for bits in BITS]
@@ -86,29 +92,12 @@ def test_scales_of_16_bits_are_exact_and_others_nearly() -> None:
 def test_a_row_is_the_same_bits_alone_and_among_others(
     dtype: torch.dtype, bits: int, n: int, k: int, group: int
 ) -> None:
-    packed, x = PackedLinear(grouped(n, k, dtype, bits=bits, group=group)), rows(70, k, dtype)
-    alone = torch.cat([packed(row[None]) for row in x])
-    added = rows(70, n, dtype)
-    for i in range(70):
-        packed(x[i : i + 1], added[i : i + 1])
-    for m in (2, 3, 5, 6, 7, 12, 13, 18, 19, 25, 37, 40, 70):
-        assert torch.equal(packed(x[:m]), alone[:m]), m
-        total = rows(70, n, dtype)[:m]
-        packed(x[:m], total)
-        assert torch.equal(total, added[:m]), m
+    assert_rows_are_alone(PackedLinear(grouped(n, k, dtype, bits=bits, group=group)))
 
 
 @pytest.mark.parametrize(("dtype", "bits"), KINDS)
 def test_threads_change_nothing(dtype: torch.dtype, bits: int) -> None:
-    packed, x, before = PackedLinear(grouped(333, 512, dtype, bits=bits)), rows(9, 512, dtype), torch.get_num_threads()
-    outputs = []
-    try:
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            outputs.append(packed(x))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(output, outputs[0]) for output in outputs)
+    assert_threads_change_nothing(PackedLinear(grouped(333, 512, dtype, bits=bits)))
 
 
 @pytest.mark.parametrize("bits", BITS)

@@ -42,6 +42,32 @@ def rows(m: int, k: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(m, k, generator=torch.Generator().manual_seed(m * 1000 + k)).to(dtype)
 
 
+def assert_rows_are_alone(packed: PackedLinear) -> None:
+    """Each row's product has the same bits among any number of others, also where it is added to a residual."""
+    n, dtype, x = packed.out_features, packed.dtype, rows(70, packed.in_features, packed.dtype)
+    alone = torch.cat([packed(row[None]) for row in x])
+    added = rows(70, n, dtype)
+    for i in range(70):
+        packed(x[i : i + 1], added[i : i + 1])
+    for m in (2, 3, 5, 6, 7, 12, 13, 18, 19, 25, 37, 40, 70):
+        assert torch.equal(packed(x[:m]), alone[:m]), m
+        total = rows(70, n, dtype)[:m]
+        packed(x[:m], total)
+        assert torch.equal(total, added[:m]), m
+
+
+def assert_threads_change_nothing(packed: PackedLinear) -> None:
+    """The product has the same bits with any number of threads."""
+    x, before, outputs = rows(9, packed.in_features, packed.dtype), torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            outputs.append(packed(x))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
+
+
 def assert_close(
     ours: Tensor, x: Tensor, linear: nn.Linear, residual: Tensor | None = None, *, quantize: bool = False
 ) -> None:
@@ -129,33 +155,12 @@ def test_rows_of_zeros_and_of_tiny_numbers(dtype: torch.dtype) -> None:
 def test_a_row_is_the_same_bits_alone_and_among_others(
     dtype: torch.dtype, quantize: bool, n: int, k: int, bias: bool
 ) -> None:
-    packed, x = packed_layer(layer(n, k, dtype, bias=bias), quantize), rows(70, k, dtype)
-    alone = torch.cat([packed(row[None]) for row in x])
-    added = rows(70, n, dtype)
-    for i in range(70):
-        packed(x[i : i + 1], added[i : i + 1])
-    for m in (2, 3, 5, 6, 7, 12, 13, 18, 19, 40, 70):
-        assert torch.equal(packed(x[:m]), alone[:m]), m
-        total = rows(70, n, dtype)[:m]
-        packed(x[:m], total)
-        assert torch.equal(total, added[:m]), m
+    assert_rows_are_alone(packed_layer(layer(n, k, dtype, bias=bias), quantize))
 
 
 @pytest.mark.parametrize(("dtype", "quantize"), KINDS)
 def test_threads_change_nothing(dtype: torch.dtype, quantize: bool) -> None:
-    packed, x, before = (
-        packed_layer(layer(333, 512, dtype), quantize),
-        rows(9, 512, dtype),
-        torch.get_num_threads(),
-    )
-    outputs = []
-    try:
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            outputs.append(packed(x))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(output, outputs[0]) for output in outputs)
+    assert_threads_change_nothing(packed_layer(layer(333, 512, dtype), quantize))
 
 
 @pytest.mark.parametrize(("dtype", "quantize"), KINDS)
@@ -189,7 +194,7 @@ def test_wrong_inputs_are_refused() -> None:
 @pytest.mark.parametrize(("dtype", "quantize"), KINDS)
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (32, 128), (33, 129), (70, 257), (2100, 1001)])
 def test_weights_are_packed_in_panels(dtype: torch.dtype, quantize: bool, n: int, k: int) -> None:
-    """As a plain permutation packs them, rounded as in torch, bit for bit."""
+    """Weights are packed as a plain permutation packs them, and rounded as in torch, bit for bit."""
     linear = layer(n, k, dtype)
     linear.weight[n // 2] = 0
     packed, group = packed_layer(linear, quantize), 2 if quantize or dtype == torch.bfloat16 else 1

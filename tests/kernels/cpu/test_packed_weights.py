@@ -93,7 +93,7 @@ def test_other_weights_of_that_name_are_packed(tmp_path: Path, dtype: torch.dtyp
 
 
 def test_weights_that_are_in_groups_are_kept(tmp_path: Path, packed_rows: list[int]) -> None:
-    """Those of a layer, which have the bits of those that are rounded when they are packed."""
+    """Weights of a layer in groups have the bits of weights that are rounded when they are packed."""
     one, other = (
         GroupedLinear(to_groups(torch.cat(weights(torch.float32, seed))), None, torch.float32) for seed in (0, 1)
     )

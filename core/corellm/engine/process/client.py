@@ -89,7 +89,7 @@ class ProcessLLM(AsyncLLM):
     # --- maintenance ------------------------------------------------------------------------------------------------
 
     async def in_engine(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """As `AsyncLLM.in_engine`: the other process imports the function by its name."""
+        """Call a function as `AsyncLLM.in_engine` does: the other process imports it by its name."""
         future: Future[_Result] = Future()
         return await self._result_of(future, partial(self.engine.call, future, _name_of(function), arguments))
 

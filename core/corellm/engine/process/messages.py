@@ -78,7 +78,7 @@ class Call(_Message):
     function: str
     """Its name: `module:function`."""
     arguments: Sequence[Any]
-    """Those behind the engine."""
+    """What the function is called with, after the engine."""
 
 
 # --- from the engine ------------------------------------------------------------------------------------------------

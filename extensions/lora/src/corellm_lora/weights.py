@@ -208,7 +208,7 @@ class Weights:
         holder = nn.ModuleDict({"linear": linear})
         fused = call_extensions(
             "fuse_layers", lambda result: True,
-            model=holder, device=self._device, dtype=self._dtype, quantize=None, kept=None,
+            model=holder, device=self._device, dtype=self._dtype, quantization=None, quantize=None, kept=None,
         )  # fmt: skip
         deque(fused, maxlen=0)
         if packing_helps(self._dtype, self._device):

@@ -148,7 +148,7 @@ def _grouped(integers: Tensor, scales: Tensor, zeros: Tensor, bits: int, order: 
     if scales.shape != zeros.shape or scales.shape[0] != n or not scales.shape[1]:
         raise CheckpointError(f"scales {tuple(scales.shape)} and zeros {tuple(zeros.shape)} of integers {(n, k)}")
     if zeros.max() > 255:
-        raise CheckpointError("a zero of 256")
+        raise CheckpointError(f"a zero of {int(zeros.max())}, above 255; {_INSTEAD}")
     size = -(-k // scales.shape[1])  # of a published group
     group = max(known for known in GROUPS if scales.shape[1] == 1 or size % known == 0)
     times = -(-size // group)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from corellm.config import EngineConfig
 from corellm.errors import CheckpointError
 from corellm.loading.locating import LocatedModel
-from corellm.loading.model_parts import load_model, replace_layers
+from corellm.loading.model_parts import find_quantization, load_model, replace_layers
 from corellm.loading.opening import at_load, open_model
 from corellm.loading.remote_code import no_questions
 from corellm.loading.rope import freeze_rope
@@ -160,6 +160,6 @@ def _loaded(config: EngineConfig, located: LocatedModel, max_model_len: int) -> 
         with on_device(opened.context.device):
             model = load_model(config, opened.hooks, opened.context, opened.use.adapt_class)
             decoder = opened.hooks.get_language_model(model=model)
-            replace_layers(model, config, opened.context)
+            replace_layers(model, config, opened.context, find_quantization(config))
             freeze_rope(decoder, max_model_len)
         return model

@@ -17,7 +17,7 @@ from corellm.errors import ConfigError
 from corellm.hookspecs import LoadConfig, ModelContext
 from corellm.loading.checkpoint import default_max_model_len
 from corellm.loading.loading import LoadedModel, make_scheduler
-from corellm.loading.model_parts import replace_layers
+from corellm.loading.model_parts import find_quantization, replace_layers
 from corellm.loading.opening import OpenedModel, make_input_processor, make_mm_processor
 from corellm.loading.sizing import Sizes, sequences_at_once, token_budget
 from corellm.loading.weight_key import kept_weights
@@ -50,6 +50,7 @@ def load_text_encoder(
     memory = DeviceMemory(context.device, config.cache.gpu_memory_utilization)
     stated = read_stated_pooling(context.model_path)
     late = None if stated is None else stated.late
+    make_quantize = find_quantization(config)  # or refuse it before weights are read
     with memory.explaining("the weights", "take a smaller model, or free the device of other processes"):
         model = _load_weights(config, opened, late, conversion)
     longest = None if stated is None else stated.max_seq_length
@@ -57,7 +58,8 @@ def load_text_encoder(
     encode = choose_forward(model.base_model, context.tokenizer, max_model_len)
     hidden, _ = encode(Batch([[0]], [None]))
     pooler = build_encoder_pooler(PoolerConfig.of(config.model.pooler_config), context, model, hidden.shape[-1])
-    replace_layers(model, config, context, reads_short_texts=True, kept=kept_weights(config, opened))
+    kept = kept_weights(config, opened)
+    replace_layers(model, config, context, make_quantize, reads_short_texts=True, kept=kept)
 
     executor = ThreadPoolExecutor(max_workers=usable_cpus(), thread_name_prefix="corellm-processor")
     on_failure.callback(executor.shutdown, wait=False, cancel_futures=True)
