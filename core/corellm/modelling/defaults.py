@@ -26,7 +26,7 @@ from corellm.multimodal.merging import check_embeddings, write_rows
 from corellm.plugin.extensions import first_result
 from corellm.system.transfers import upload
 
-_OF_CORELLM_QUANTIZATION = ("gptq", "awq", "compressed-tensors")
+_OF_CORELLM_QUANTIZATION = ("gptq", "awq", "compressed-tensors", "bitsandbytes")
 
 
 class MergeRows(Protocol):
@@ -209,11 +209,21 @@ def _read_files(cls: Any, hf_config: Any, load_config: LoadConfig) -> Any:
 
 
 def _read_by_extension(hf_config: Any) -> Any:
-    """Return a configuration under which an extension reads quantized weights, if one does; else the one given."""
+    """Return a configuration under which an extension reads quantized weights, if one does; else the one given.
+
+    Raises:
+        CheckpointError: transformers does not know the format either; it would take the integers for weights.
+    """
     if not (stated := _stated_quantization(hf_config)):
         return hf_config
     offered = first_result("offer_quantized_reading", lambda found: isinstance(found, dict), stated=stated)
     if offered is None:
+        from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING as KNOWN
+
+        if (method := str(stated.get("quant_method"))) not in KNOWN and f"{method}_4bit" not in KNOWN:
+            raise CheckpointError(
+                f"quantization_config: nothing here reads weights in {method!r:.100}; take the checkpoint in bfloat16"
+            )
         return hf_config
     changed = deepcopy(hf_config)
     changed.quantization_config = offered

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
@@ -15,6 +15,17 @@ from torch import Tensor
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight columns AWQ puts at each place of 32 bits."""
+
+
+class Widened(Protocol):
+    """A weight that was rounded."""
+
+    @property
+    def widened(self) -> Tensor:
+        """The weight in float32."""
+
+
+Made = TypeVar("Made", bound=Widened)
 
 
 @dataclass(frozen=True)
@@ -101,8 +112,8 @@ def compressed(weight: Rounded, bits: int, *, symmetric: bool, shuffled: bool = 
 
 
 def write(
-    source: Path, to: Path, is_rounded: Callable[[str], bool], round_weight: Callable[[Tensor], Rounded],
-    layout: Callable[[Rounded], Mapping[str, Tensor]] | None, stated: Mapping[str, Any] | None,
+    source: Path, to: Path, is_rounded: Callable[[str], bool], round_weight: Callable[[Tensor], Made],
+    layout: Callable[[Made], Mapping[str, Tensor]] | None, stated: Mapping[str, Any] | None,
 ) -> Path:  # fmt: skip
     """Write a checkpoint with some of its layers rounded; without a layout, their values in float32."""
     to.mkdir()

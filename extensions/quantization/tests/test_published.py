@@ -150,8 +150,11 @@ def test_packed_weights_are_kept_for_later_starts(
         (stated_gptq(group_size=24), "gptq with groups of 24"),
         (AWQ | {"version": "gemv"}, "awq with version 'gemv'"),
         (stated_compressed(4) | {"format": "float-quantized"}, "compressed-tensors with format 'float-quantized'"),
-        (stated_compressed(4, type="float"), "weights of type 'float'"),
+        (stated_compressed(4, type="float"), "'pack-quantized' of 'float' weights of 4 bits"),
         (stated_compressed(4, strategy="block"), "strategy 'block'"),
+        (stated_compressed(8, strategy="block", block_structure=[32, 32]), "integers in blocks of 32 x 32"),
+        (stated_compressed(4) | {"config_groups": {}}, "0 kinds of layers"),
+        ({"quant_method": "bitsandbytes"}, "neither 'load_in_4bit' nor 'load_in_8bit'"),
     ],
 )
 def test_variants_are_refused_by_name(stated: Mapping[str, Any], message: str) -> None:
@@ -167,6 +170,14 @@ def test_the_extension_is_named_where_it_is_missed(
     path = write(tiny_llava, tmp_path / "packed", is_rounded, kind.round_weight, kind.layout, kind.stated)
     monkeypatch.setattr("corellm.modelling.defaults.first_result", lambda *_, **given: None)
     with pytest.raises(CheckpointError, match=r"in compressed-tensors need corellm-quantization; .*install \./ext"):
+        LLM(str(path))
+
+
+def test_a_format_that_nobody_knows_is_refused_by_name(tiny_llava: Path, tmp_path: Path) -> None:
+    kind = KINDS["gptq"]
+    stated = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+    path = write(tiny_llava, tmp_path / "packed", is_rounded, kind.round_weight, None, stated)
+    with pytest.raises(CheckpointError, match="nothing here reads weights in 'modelopt'"):
         LLM(str(path))
 
 

@@ -26,7 +26,7 @@ class Quantization:
 
     @hookimpl
     def offer_quantized_reading(self, stated: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return what reads GPTQ, AWQ and compressed-tensors."""
+        """Return what reads GPTQ, AWQ, compressed-tensors and bitsandbytes."""
         from corellm_quantization.published import published
 
         if published(stated) is None:

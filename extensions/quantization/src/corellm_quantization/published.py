@@ -1,13 +1,15 @@
-"""Weights in published formats, as groups of integers: what a checkpoint states, and how its tensors are laid out.
+"""Weights in published formats: what a checkpoint states, and how its tensors are laid out.
 
-Reads GPTQ (versions 1 and 2, with act order), AWQ (gemm) and compressed-tensors (`pack-quantized`, weights alone), of 4
-and 8 bits. Each weight is exactly what the format says. Knows neither files nor models.
+GPTQ (versions 1 and 2, with act order), AWQ (gemm) and the integers of compressed-tensors and bitsandbytes, of 4 and 8
+bits, become integers in groups; `widened` reads other kinds. Each weight is exactly what the format says. Inputs that a
+format would round stay as they are. Knows neither files nor models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,13 +17,13 @@ from torch import Tensor
 
 from corellm.errors import CheckpointError
 from corellm_kernels.grouped_linear import GROUPS, GroupedWeight, rounded_scales
+from corellm_quantization.widened import Block, Tensors, bitsandbytes_4_bits, floats_of_4_bits, floats_of_8_bits
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where AWQ puts the values of eight columns in 32 bits."""
 _INSTEAD = "take the checkpoint in bfloat16 or float16, with quantization='int4' or 'int8'"
 
-Tensors = Mapping[str, Tensor]
-Read = Callable[[Tensors], GroupedWeight]
+Read = Callable[[Tensors], GroupedWeight | Tensor]
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,10 @@ class Published:
     marker: str
     """Name of a tensor that each quantized layer has."""
     read: Read
-    """Makes a weight of a layer's tensors; raises a CheckpointError that says what does not fit."""
+    """Makes a weight of a layer's tensors: integers in groups, or float32 `[n, k]`.
+
+    Raises a CheckpointError that says what does not fit.
+    """
 
 
 def published(stated: Mapping[str, Any]) -> Published | None:
@@ -40,8 +45,9 @@ def published(stated: Mapping[str, Any]) -> Published | None:
     Raises:
         CheckpointError: a variant that cannot be read.
     """
-    make = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed}.get(str(stated.get("quant_method")))
-    return None if make is None else make(stated)
+    make = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "bitsandbytes": _bitsandbytes}
+    found = make.get(str(stated.get("quant_method")))
+    return None if found is None else found(stated)
 
 
 def _gptq(stated: Mapping[str, Any]) -> Published:
@@ -77,18 +83,50 @@ def _awq(stated: Mapping[str, Any]) -> Published:
 
 def _compressed(stated: Mapping[str, Any]) -> Published:
     schemes = list((stated.get("config_groups") or {}).values())
-    if stated.get("format") != "pack-quantized" or len(schemes) != 1:
-        raise _refused(
-            stated, f"format {stated.get('format')!r} of {len(schemes)} kinds; one 'pack-quantized' can be read"
-        )
-    weights = schemes[0].get("weights") or {}
-    if weights.get("type") != "int" or schemes[0].get("input_activations"):
-        raise _refused(stated, f"weights of type {weights.get('type')!r}; integers, without inputs, can be read")
-    bits, strategy = _bits(stated, weights.get("num_bits")), weights.get("strategy")
-    if strategy not in ("group", "channel"):
-        raise _refused(stated, f"strategy {strategy!r}; 'group' and 'channel' can be read")
-    group = _group(stated, -1 if strategy == "channel" else weights.get("group_size"))
-    middle = 1 << bits - 1  # integers are signed, and packed without a sign
+    if len(schemes) != 1:
+        raise _refused(stated, f"{len(schemes)} kinds of layers; one can be read")
+    weights, form = schemes[0].get("weights") or {}, str(stated.get("format"))
+    kind, bits = weights.get("type"), weights.get("num_bits")
+    block = _block(stated, weights)
+    match form, kind, bits:
+        case "pack-quantized", "int", _:
+            return _packed(_bits(stated, bits), _group_of(stated, block))
+        case "int-quantized" | "naive-quantized", "int", 8:
+            _group_of(stated, block)
+            return Published("weight_scale", _signed_bytes)
+        case "float-quantized" | "naive-quantized" | "mxfp8-quantized", "float", 8:
+            return Published("weight_scale", partial(floats_of_8_bits, block=block))
+        case "nvfp4-pack-quantized" | "mxfp4-pack-quantized", "float", 4:
+            return Published("weight_packed", partial(floats_of_4_bits, block=block))
+    raise _refused(stated, f"format {form!r} of {kind!r} weights of {bits!r} bits")
+
+
+def _block(stated: Mapping[str, Any], weights: Mapping[str, Any]) -> Block:
+    """Return how many outputs and inputs share a scale; None for all."""
+    match weights:
+        case {"strategy": "tensor"}:
+            return None, None
+        case {"strategy": "channel"}:
+            return 1, None
+        case {"strategy": "group" | "tensor_group", "group_size": int(group)} if group > 0:
+            return 1, group
+        case {"strategy": "block", "block_structure": [int(rows), int(columns)]} if min(rows, columns) > 0:
+            return rows, columns
+    said = ", ".join(f"{name} {weights.get(name)!r:.50}" for name in ("strategy", "group_size", "block_structure"))
+    raise _refused(stated, said)
+
+
+def _group_of(stated: Mapping[str, Any], block: Block) -> int:
+    """Return the size of integers' groups, -1 for whole rows."""
+    rows, columns = block
+    if columns is not None and rows != 1:
+        raise _refused(stated, f"integers in blocks of {rows} x {columns}; groups of a row can be read")
+    return _group(stated, -1 if columns is None else columns)
+
+
+def _packed(bits: int, group: int) -> Published:
+    """Integers that are signed, and packed without a sign."""
+    middle = 1 << bits - 1
 
     def read(tensors: Tensors) -> GroupedWeight:
         n, k = (int(size) for size in tensors["weight_shape"])
@@ -102,6 +140,24 @@ def _compressed(stated: Mapping[str, Any]) -> Published:
         return _grouped(integers if order is None else integers[:, order], scales, zeros, bits, order)
 
     return Published("weight_packed", read)
+
+
+def _signed_bytes(tensors: Tensors) -> GroupedWeight:
+    integers, scales = tensors["weight"], tensors["weight_scale"]
+    if integers.dtype != torch.int8:
+        raise CheckpointError(f"weights of {integers.dtype}; integers of 8 bits can be read")
+    scales = scales.expand(len(integers), 1) if scales.numel() == 1 else scales.view(len(integers), -1)
+    zeros = tensors.get("weight_zero_point", torch.zeros_like(scales)).expand_as(scales)
+    unsigned, zeros = ((x.to(torch.int16) + 128).to(torch.uint8) for x in (integers, zeros))
+    return _grouped(unsigned, scales, zeros, 8)
+
+
+def _bitsandbytes(stated: Mapping[str, Any]) -> Published:
+    if stated.get("load_in_4bit"):
+        return Published("weight_quant_state", bitsandbytes_4_bits)
+    if stated.get("load_in_8bit"):
+        return Published("SCB", lambda given: _signed_bytes({**given, "weight_scale": given["SCB"].float() / 127}))
+    raise _refused(stated, "neither 'load_in_4bit' nor 'load_in_8bit'")
 
 
 def _refused(stated: Mapping[str, Any], found: str) -> CheckpointError:

@@ -5,6 +5,8 @@ Knows transformers' quantizers; `published` knows the formats.
 
 from __future__ import annotations
 
+import logging
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,12 +22,19 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from corellm.errors import CheckpointError
 from corellm_kernels.grouped_linear import GroupedLinear
-from corellm_quantization.published import Published, published
+from corellm_quantization.published import Published, Read, published
+
+logger = logging.getLogger(__name__)
 
 METHOD = "corellm"
 """The name by which transformers knows what is here."""
 _TYPES = {"I8": torch.int8, "U8": torch.uint8, "I32": torch.int32, "I64": torch.int64, "F16": torch.float16}
 _TYPES |= {"BF16": torch.bfloat16, "F32": torch.float32}
+_TYPES |= {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
+_OF_A_WEIGHT = re.compile(
+    r"\.weight\.(absmax|nested_absmax|quant_map|nested_quant_map|quant_state)(\.bitsandbytes__\w+)?$"
+)
+"""What bitsandbytes names as tensors of a tensor."""
 
 
 @register_quantization_config(METHOD)
@@ -34,6 +43,11 @@ class StatedFormat(QuantizationConfigMixin):  # type: ignore[misc]
 
     def __init__(self, stated: Mapping[str, Any], **others: Any) -> None:
         self.quant_method, self.stated = METHOD, stated
+
+    @property
+    def name(self) -> str:
+        """The format's name, as checkpoints have it."""
+        return " ".join(str(self.stated[key]) for key in ("quant_method", "format") if key in self.stated)
 
     @property
     def format(self) -> Published:
@@ -76,12 +90,22 @@ class Reader(HfQuantizer):  # type: ignore[misc]
 
     def _process_model_after_weight_loading(self, model: Any, **others: Any) -> Any:
         """Make layers of the tensors, one after another."""
-        read = self.quantization_config.format.read
+        read, widened = self.quantization_config.format.read, 0
         for path, parent in list(model.named_modules()):
             for name, child in list(parent.named_children()):
                 if isinstance(child, _PublishedLinear):
-                    setattr(parent, name, _layer(f"{path}.{name}", child, read))
+                    layer = _layer(f"{path}.{name}", child, read)
+                    setattr(parent, name, layer)
+                    widened += isinstance(layer, nn.Linear)
+        if widened:
+            logger.info(
+                "%d x Linear: weights of %s are widened to %s", widened, self.quantization_config.name, model.dtype
+            )
         return model
+
+    def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
+        """Give tensors of a weight names beside it."""
+        return [WeightRenaming(_OF_A_WEIGHT.pattern, r".weight_\1"), *weight_conversions]
 
     @property
     def is_trainable(self) -> bool:
@@ -93,20 +117,25 @@ class Reader(HfQuantizer):  # type: ignore[misc]
         return False
 
 
-def _layer(name: str, tensors: _PublishedLinear, read: Any) -> GroupedLinear:
+def _layer(name: str, tensors: _PublishedLinear, read: Read) -> GroupedLinear | nn.Linear:
     """Return the layer; errors name it."""
     given = {key: value.detach() for key, value in tensors.named_parameters()}
     try:
         weight = read(given)
         shape = (tensors.out_features, tensors.in_features)
-        if tuple(weight.integers.shape) != shape:
-            raise CheckpointError(f"integers {tuple(weight.integers.shape)}, expected {shape}")
+        found = tuple((weight if isinstance(weight, Tensor) else weight.integers).shape)
+        if found != shape:
+            raise CheckpointError(f"a weight {found}, expected {shape}")
     except KeyError as error:
         raise CheckpointError(f"{name}: the checkpoint lacks {error}; download all files") from error
     except (CheckpointError, RuntimeError, IndexError) as error:
         raise CheckpointError(f"{name}: {error}") from error
-    bias = given.get("bias")
-    return GroupedLinear(weight, None if bias is None else bias.to(tensors.dtype), tensors.dtype)
+    bias = None if "bias" not in given else given["bias"].to(tensors.dtype)
+    if not isinstance(weight, Tensor):
+        return GroupedLinear(weight, bias, tensors.dtype)
+    linear = nn.Linear(tensors.in_features, tensors.out_features, bias=bias is not None, device="meta")
+    linear.load_state_dict({"weight": weight.to(tensors.dtype)} | ({} if bias is None else {"bias": bias}), assign=True)
+    return linear.requires_grad_(False)
 
 
 def _quantized_layers(files: Sequence[str], marker: str) -> Mapping[str, Mapping[str, Tensor]]:
@@ -115,7 +144,7 @@ def _quantized_layers(files: Sequence[str], marker: str) -> Mapping[str, Mapping
     for file in files:
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 -- not a mapping
-                stem, _, last = name.rpartition(".")
+                stem, _, last = _OF_A_WEIGHT.sub(r".weight_\1", name).rpartition(".")
                 part = tensors.get_slice(name)
                 if part.get_dtype() in _TYPES:
                     found[stem][last] = torch.empty(part.get_shape(), dtype=_TYPES[part.get_dtype()], device="meta")
