@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from corellm.errors import ContractError
-from corellm.scheduling.encoder_prompt import EncoderPrompt
 from corellm.scheduling.part_around import PartAround
 from corellm.scheduling.request_part import PLAIN, RequestPart
 from corellm.scheduling.spans import Spans
@@ -41,10 +40,11 @@ def test_the_inner_part_is_asked(name: str) -> None:
         assert found == (None if name in ("count", "restart") else (name, tuple(args)))
 
 
-def test_an_encoders_prompt_is_no_inner_part() -> None:
+def test_the_part_of_a_prompt_that_takes_no_items_is_no_inner_part() -> None:
     """Its blocks look for the part itself: a request would end the engine."""
-    with pytest.raises(ContractError, match="AdapterOf cannot be around"):
-        AdapterOf(EncoderPrompt.of([1, 2], 2, [], None), "first", b"", 1)
+    encoders = type("Encoders", (RequestPart,), {"items_in_prompt": False})
+    with pytest.raises(ContractError, match="AdapterOf cannot be around Encoders"):
+        AdapterOf(encoders(), "first", b"", 1)
 
 
 def test_spans_stay_beside_an_adapter() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from corellm import hookspecs
 from corellm.errors import ContractError, ProcessingError, PromptTooLongError
-from corellm.frontend.stated_parts import longest_span, spans_of
+from corellm.frontend.prompt_spans import longest_span, spans_of
 from corellm.hookspecs import hookimpl
 from corellm.multimodal import embedded_spans
 from corellm.plugin.hook_callers import HookCallers, hook_callers

@@ -212,10 +212,8 @@ class AttentionBackend(ABC):
             `[num_tokens, num_heads, head_size]`.
         """
 
-    def cross_attend(self, call: AttentionCall, cache: LayerCache, metadata: CrossAttentionMetadata) -> Tensor:
+    def cross_attend(self, call: AttentionCall, cache: LayerCache, metadata: CrossAttentionMetadata) -> Tensor | None:
         """Attend to the states of encoders, which are in the cache: not causal, and nothing is written.
-
-        The default is plain torch, one sequence after another.
 
         Args:
             call: with queries, scale and softcap; keys and values are empty, no window, no rotation.
@@ -223,8 +221,6 @@ class AttentionBackend(ABC):
             metadata: of this step.
 
         Returns:
-            `[num_tokens, num_heads, head_size]`.
+            `[num_tokens, num_heads, head_size]`; None, the default, leaves it to plain torch.
         """
-        from corellm.attention.cross_attention import cross_attend
-
-        return cross_attend(call, cache, metadata)
+        return None

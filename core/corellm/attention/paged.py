@@ -9,24 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from corellm.attention.backend import AttentionBackend, AttentionCall, AttentionMetadata, LayerCache, Rotary
 from corellm.errors import ContractError
 
-if TYPE_CHECKING:
-    from corellm.attention.cross_attention import CrossAttention
-
 ATTENTION_NAME = "corellm_paged"
+
+
+class AttentionElsewhere(Protocol):
+    """How layers attend to what is not among their sequences' tokens: those that are called with its `keys`."""
+
+    keys: Tensor
+    """Stands for the keys and values of such a layer."""
+
+    def attend(self, layer: int, query: Tensor, scale: float, softcap: float | None) -> Tensor:
+        """Return the attention of queries `[num_tokens, num_heads, head_size]`, in the same form."""
+        ...
 
 
 class PagedStep(Protocol):
     """What a forward pass gets as `paged`."""
 
-    cross_attention: CrossAttention | None = None
-    """How layers attend to encoders' states, of an encoder-decoder."""
+    elsewhere: AttentionElsewhere | None = None
 
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
         """Return the attention of one layer, `[num_tokens, num_heads, head_size]`."""
@@ -49,7 +56,7 @@ class PagedAttention(PagedStep):
     """`[num_outputs]`: the tokens whose hidden states are used, None for all. The last layer may skip the others."""
     of_layers: Mapping[int, AttentionMetadata] = field(default_factory=dict)
     """What layers are told instead of `metadata`; one object for all that are told the same, as backends plan by it."""
-    cross_attention: CrossAttention | None = None
+    elsewhere: AttentionElsewhere | None = None
 
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
         """See `PagedStep`."""
@@ -87,9 +94,9 @@ def paged_attention(
         raise not_paged(module) if paged is None else _masked(module)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer: int = module.layer_idx  # type: ignore[assignment]  # every transformers attention layer has one
-    cross = paged.cross_attention
-    if cross is not None and key is cross.keys:
-        return cross.attend(layer, query[0].transpose(0, 1), scale, softcap)[None], None
+    elsewhere = paged.elsewhere
+    if elsewhere is not None and key is elsewhere.keys:
+        return elsewhere.attend(layer, query[0].transpose(0, 1), scale, softcap)[None], None
     query, key, value = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
     call = AttentionCall(query, key, value, scale, sliding_window, rotary, softcap, s_aux)
     return paged.attend(layer, call)[None], None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from corellm.config import suggestion
 from corellm.errors import (
@@ -24,7 +24,7 @@ from corellm.frontend.bad_words import word_sequences
 from corellm.frontend.chat_processor import ChatOptions, ChatProcessor, RenderedChat
 from corellm.frontend.conversation_limit import Messages, numbered_in, refusal, renumber, shortenings
 from corellm.frontend.prompt_key import DISTRIBUTIONS, NO_KEYS, PromptKey, way_out
-from corellm.frontend.stated_parts import decoder_prompt_of, part_of_prompt, states_parts
+from corellm.frontend.prompt_spans import spans_of
 from corellm.frontend.text_limit import TextLimit
 from corellm.frontend.text_tokenizer import TextTokenizer
 from corellm.hookspecs import DecoderPrompt
@@ -34,12 +34,16 @@ from corellm.multimodal.hook_results import adapter_errors, call_hook
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.item_limits import check_counts
 from corellm.multimodal.processor import MultiModalProcessor
-from corellm.plugin.hook_callers import HookCallers
+from corellm.plugin.hook_callers import HookCallers, adapter_implements
 from corellm.prompts import is_token_ids, is_unicode, plain_token_ids
 from corellm.sampling.extensions import NO_EXTENSIONS, SamplingExtensions
 from corellm.sampling_params import SamplingParams, shown
 from corellm.scheduling.request_part import PLAIN, RequestPart
+from corellm.scheduling.spans import Spans
 from corellm.templates.renderer import MAX_CHARS
+
+if TYPE_CHECKING:
+    from corellm.loading.attended_states import AttendedStates
 
 PROMPT_KEYS = frozenset(
     {
@@ -62,7 +66,7 @@ class ProcessedPrompt:
     cache_salt: str | None = None
     priority: int = 0
     decoder: DecoderPrompt | None = None
-    """What the decoder of an encoder-decoder begins with; its encoder reads `token_ids`."""
+    """What the decoder begins with, where `token_ids` have an encoder of their own."""
     extra: dict[str, Any] = field(default_factory=dict)
     """What extensions read of their own keys, by key: plain data, which goes to other processes."""
 
@@ -91,6 +95,7 @@ class InputProcessor:
         extensions: what requests may have of them in sampling.
         extensions_keys: keys of prompts that extensions read.
         parsers: forms of the model's outputs that its adapter states, `{attribute: name}`; for servers.
+        attended: states that the decoder attends to beside its own tokens; None for none.
 
     Raises:
         ContractError: an extension reads a key that prompts have already.
@@ -115,14 +120,17 @@ class InputProcessor:
         extensions: SamplingExtensions = NO_EXTENSIONS,
         extensions_keys: Mapping[str, PromptKey] = NO_KEYS,
         parsers: Mapping[str, str] = MappingProxyType({}),
+        attended: AttendedStates | None = None,
     ) -> None:
         self.tokenizer = tokenizer
-        self._hooks, self.max_states = hooks, hooks.get_max_encoder_states()
-        self._states_parts = states_parts(hooks)
+        self._hooks, self._names_spans = hooks, adapter_implements(hooks.get_bidirectional_spans)
+        self._attended = attended
+        self.prompt_room = None if attended is None else attended.prompt_room
+        """Most tokens of a prompt that has an encoder of its own; None where prompts are the decoder's."""
         self.mm_processor = mm_processor
         self.text_tokenizer = TextTokenizer(tokenizer)
-        # an encoder-decoder's prompt may be its encoder's or, behind an item, its decoder's
-        self.text_limit = TextLimit(self.text_tokenizer.backend, max_model_len + (self.max_states or 0))
+        # where an encoder reads an item alone, the text is the decoder's
+        self.text_limit = TextLimit(self.text_tokenizer.backend, max_model_len + (self.prompt_room or 0))
         self.vocab_size = vocab_size
         self.embedding_size = embedding_size
         self._chat = ChatProcessor(
@@ -132,7 +140,7 @@ class InputProcessor:
             lambda: self._added_tokens,
             hooks,
             mm_processor,
-            max_model_len=self.max_states or max_model_len,
+            max_model_len=self.prompt_room or max_model_len,
         )
         self.chat_template, self.parsers = chat_template, parsers
         self._scheduling_policy = scheduling_policy
@@ -213,9 +221,7 @@ class InputProcessor:
         )
         if not expanded:
             raise PromptError("the prompt is empty; write at least one character, or give an item")
-        decoder = None
-        if self.max_states is not None:
-            decoder = decoder_prompt_of(self._hooks, expanded, features, self.max_states, self.known)
+        decoder = None if self._attended is None else self._attended.decoder_prompt(expanded, features, self.known)
         return ProcessedPrompt(text, expanded, features, salt, priority, decoder)
 
     def part_of(self, processed: ProcessedPrompt) -> RequestPart:
@@ -224,11 +230,10 @@ class InputProcessor:
         Raises:
             ContractError, ProcessingError: the adapter or an extension is at fault.
         """
-        part = PLAIN
-        if self._states_parts:
-            part = part_of_prompt(
-                self._hooks, processed.token_ids, processed.features, processed.cache_salt, processed.decoder
-            )
+        part = PLAIN if self._attended is None else self._attended.part_of(processed)
+        if self._names_spans and part is PLAIN:
+            spans = spans_of(self._hooks, processed.token_ids, processed.features)
+            part = Spans(spans) if spans else PLAIN
         with adapter_errors(_PREPARING):
             for name, read in processed.extra.items():
                 part = self._extensions_keys[name].around(part, read)
@@ -354,12 +359,8 @@ class InputProcessor:
             normalized = self._chat.normalized(messages, chosen)
         if is_begun(normalized):
             chosen = replace(chosen, continue_final_message=True)
-        if chosen.continue_final_message and self.max_states is not None:
-            raise InvalidParameterError(
-                "continue_final_message has no meaning for an encoder-decoder: its encoder reads the whole "
-                "conversation, and its decoder begins a new output; leave it out",
-                param="continue_final_message",
-            )
+        if chosen.continue_final_message and self._attended is not None:
+            self._attended.check_continuing()
         self._check_length(normalized if chosen.max_window_size is None else normalized[-1:])
         if self._remote_media is not None:
             if chosen.max_window_size is None:  # else the oldest turns may be left out
@@ -502,6 +503,8 @@ class InputProcessor:
                         f"{name}: {shown(token)} is no token id of this model; they are below {self.vocab_size}",
                         param=name,
                     )
+        if self._attended is not None:
+            self._attended.check_params(params)
         if params.constraint is not None:
             self._extensions.check(params.constraint)
         if params.logits_processors is not None:

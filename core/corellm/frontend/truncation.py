@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from corellm.errors import InvalidParameterError
 from corellm.frontend.input_processor import ProcessedPrompt
-from corellm.frontend.stated_parts import refuse_for_encoder
 from corellm.sampling_params import SamplingParams
 
 _NAME = "truncate_prompt_tokens"
@@ -28,8 +27,6 @@ def truncated(prompt: ProcessedPrompt, params: SamplingParams, max_total_tokens:
         InvalidParameterError: an item would be cut, or `max_tokens` leaves no room for any prompt.
     """
     kept = params.truncate_prompt_tokens
-    if prompt.decoder is not None:
-        refuse_for_encoder(params)
     if kept == -1:
         kept = max_total_tokens - (params.max_tokens or 1)
         if kept < 1:

@@ -1,150 +1,144 @@
-"""States that a decoder attends to beside its own tokens: the hooks' defaults, how it is probed, and what runs
-and holds them.
+"""States that a decoder attends to beside its own tokens: what an extension says and does of them for a model.
 
-They are what the encoder of an encoder-decoder makes of the prompt, or a prompt's items. Most models have none, and
-import nothing of it.
+They are what the encoder of an encoder-decoder makes of a prompt, or a prompt's items. Most models have none. Knows
+which models have some, and what to install for them; imports no torch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
-from corellm.config import EngineConfig
-from corellm.errors import CheckpointError, ConfigError, ContractError
-from corellm.hookspecs import DecoderPrompt, ModelContext, hookimpl
+from corellm.errors import ConfigError, MissingExtraError
+from corellm.plugin.extensions import call_extensions
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
+    from corellm.config import EngineConfig
+    from corellm.frontend.input_processor import ProcessedPrompt
+    from corellm.hookspecs import DecoderPrompt, ModelContext
     from corellm.loading.decoder_probe import DecoderProbe
     from corellm.loading.model_use import ModelUse
+    from corellm.multimodal.inputs import MultiModalFeature
+    from corellm.sampling_params import SamplingParams
     from corellm.scheduling.block_pool import BlockPool
     from corellm.scheduling.block_user import BlockUser
+    from corellm.scheduling.request_part import RequestPart
     from corellm.worker.model_runner import ModelRunner
     from corellm.worker.parts.step_part import StepPart
 
 
-_POSITIONS = ("max_source_positions", "max_position_embeddings")
-"""Names of an encoder's number of positions in transformers' configurations."""
-_DEFAULT_POSITIONS = 2048
-
-
-class StatesDefaults:
-    """Defaults of `get_max_encoder_states`, `get_decoder_prompt` and `get_encoder_states`: as transformers says.
-
-    Registered last in every model's plugin manager.
-    """
-
-    def __init__(self, context: ModelContext) -> None:
-        self.context = context
-
-    @hookimpl(trylast=True)
-    def get_max_encoder_states(self) -> int | None:
-        """Return the encoder's positions; None for a model that is only a decoder."""
-        config = self.context.hf_config
-        if not config.is_encoder_decoder:
-            return None
-        for part in (config, config.get_text_config()):
-            for name in _POSITIONS:
-                value = getattr(part, name, None)
-                if isinstance(value, int) and value > 0:
-                    return value
-        return _DEFAULT_POSITIONS
-
-    @hookimpl(trylast=True)
-    def get_decoder_prompt(self) -> DecoderPrompt:
-        """Return the tokens that `generate` puts first."""
-        return self._decoder_prompt
-
-    @hookimpl(trylast=True)
-    def get_encoder_states(self, model: Any, inputs_embeds: Tensor) -> Tensor:
-        """Return what the model's encoder makes of the prompt."""
-        states: Tensor = model.get_encoder()(inputs_embeds=inputs_embeds[None]).last_hidden_state
-        return states[0]
-
-    @cached_property
-    def _decoder_prompt(self) -> DecoderPrompt:
-        from transformers import GenerationConfig
-
-        path = self.context.model_path
-        if (path / "generation_config.json").is_file():
-            config = GenerationConfig.from_pretrained(path)
-        else:
-            config = GenerationConfig.from_model_config(self.context.hf_config)
-        start = config.bos_token_id if config.decoder_start_token_id is None else config.decoder_start_token_id
-        if start is None:
-            raise CheckpointError(
-                f"{path}: neither generation_config.json nor config.json has a decoder_start_token_id or bos_token_id, "
-                f"with which the decoder begins; add one"
-            )
-        return DecoderPrompt([start] if config.forced_bos_token_id is None else [start, config.forced_bos_token_id])
-
-
-@dataclass(frozen=True)
 class AttendedStates:
-    """Whose states a decoder attends to."""
+    """One model's; the base. Methods are in the order in which a load and a request run."""
 
-    of_encoder: int | None
-    """Most states of an encoder-decoder's encoder; None where they are those of items."""
+    prompt_room: int | None = None
+    """Most tokens of a prompt that has an encoder of its own; None where prompts are the decoder's."""
 
     @property
     def probe_class(self) -> type[DecoderProbe]:
         """How the decoder is probed."""
-        from corellm.loading.cross_attention_probe import CrossAttentionProbe, ItemStatesProbe
-
-        return ItemStatesProbe if self.of_encoder is None else CrossAttentionProbe
+        raise NotImplementedError
 
     def most(self, largest_item: int) -> int:
         """Return the most states of a sequence, which lie in the KV cache, given the embeddings of the largest item."""
-        return largest_item if self.of_encoder is None else self.of_encoder
+        raise NotImplementedError
+
+    def embeddings_at_once(self, largest_item: int, num_slots: int) -> int:
+        """Return how many embeddings of items a step must be able to make, given the slots of the KV cache."""
+        raise NotImplementedError
 
     def part(self, runner: ModelRunner, language_model: nn.Module) -> StepPart:
-        """Return what makes them in a step."""
-        if self.of_encoder is None:
-            from corellm.worker.parts.item_states import ItemStates
-
-            return ItemStates(runner, language_model)
-        from corellm.worker.parts.encoder_states import EncoderStates
-
-        return EncoderStates(runner, language_model, self.of_encoder)
+        """Return what makes the states in a step."""
+        raise NotImplementedError
 
     def block_user(self, pool: BlockPool, block_size: int, *, enable_caching: bool) -> BlockUser:
-        """Return what holds their blocks."""
-        from corellm.scheduling.encoder_prompt import StateBlocks
+        """Return what holds the blocks of their keys and values."""
+        raise NotImplementedError
 
-        return StateBlocks(pool, block_size, enable_caching=enable_caching)
+    def check_continuing(self) -> None:
+        """Refuse to continue a conversation's last message, if that cannot be.
+
+        Raises:
+            InvalidParameterError: says why.
+        """
+
+    def check_params(self, params: SamplingParams) -> None:
+        """Refuse parameters that have no meaning for the model.
+
+        Raises:
+            InvalidParameterError: names the parameter.
+        """
+
+    def decoder_prompt(
+        self,
+        token_ids: list[int],
+        features: Sequence[MultiModalFeature],
+        known: Callable[[list[int]], list[int]],
+    ) -> DecoderPrompt | None:
+        """Return what the decoder starts from; None where that is the prompt.
+
+        Args:
+            token_ids: of the prompt, placeholders expanded.
+            features: its items.
+            known: returns token ids that the model knows, and refuses others.
+
+        Raises:
+            ContractError, ProcessingError: the adapter is at fault.
+            PromptTooLongError: the prompt has more tokens than its encoder takes.
+        """
+        return None
+
+    def part_of(self, prompt: ProcessedPrompt) -> RequestPart:
+        """Return the part of a request with a prompt.
+
+        Raises:
+            ContractError, ProcessingError: the adapter is at fault.
+        """
+        raise NotImplementedError
 
 
-def attended_states(config: EngineConfig, hooks: HookCallers, use: ModelUse) -> AttendedStates | None:
-    """Return whose states a model's decoder attends to; None for one that attends to its own tokens alone.
+class StatesOffer(Protocol):
+    """What `offer_attended_states` returns for an opened model; its methods that are hooks are the hooks' defaults."""
+
+    def of_model(self, config: EngineConfig, hooks: HookCallers) -> AttendedStates | None:
+        """Return the states of the model; None for one whose decoder attends to its own tokens alone.
+
+        Raises:
+            ConfigError: it cannot be run as configured.
+            ContractError: the adapter says different things of them.
+        """
+        ...
+
+
+def states_offer(context: ModelContext, use: ModelUse) -> StatesOffer | None:
+    """Return what an extension offers, if one is installed and the model is run to generate text."""
+    if "generate" not in use.tasks:
+        return None
+    return next((offer for _, offer in call_extensions("offer_attended_states", _is_offer, context=context)), None)
+
+
+def check_offered(context: ModelContext, hooks: HookCallers, use: ModelUse) -> None:
+    """Refuse a model whose decoder attends to states, as nothing runs it.
 
     Raises:
-        ConfigError: it cannot be run as configured.
-        ContractError: the adapter says of both kinds that it is one.
+        ConfigError: no use but generating text has any.
+        MissingExtraError: no extension offers it.
     """
-    of_encoder, of_items = hooks.get_max_encoder_states(), adapter_implements(hooks.get_visible_states)
-    if of_encoder is None and not of_items:
-        return None
-    if of_encoder is not None and of_items:
-        raise ContractError(
-            "get_max_encoder_states makes this model an encoder-decoder, get_visible_states a decoder that attends to "
-            "items beside its prompt; implement one of them"
-        )
-    kind, states = "is an encoder-decoder", "an encoder-decoder's encoder"
-    if of_items:
-        kind, states = "attends to states of its items", "items"
-    if not use.runs_encoder_decoders:
+    if adapter_implements(hooks.get_visible_states):
+        kind = "attends to states of its items"
+    elif context.hf_config.is_encoder_decoder or hooks.get_max_encoder_states() is not None:
+        kind = "is an encoder-decoder"
+    else:
+        return
+    if "generate" not in use.tasks:
         raise ConfigError(f"this model {kind}, which corellm runs to generate only; leave out runner")
-    if config.cache.kv_cache_dtype != "auto":
-        raise ConfigError(
-            f"kv_cache_dtype={config.cache.kv_cache_dtype!r}: the states of {states} are not quantized; leave it out"
-        )
-    return AttendedStates(of_encoder)
+    raise MissingExtraError(
+        f"this model {kind}, which needs corellm-encoder-decoder; from a checkout: pip install "
+        "./extensions/encoder_decoder"
+    )
 
 
-def longest_prompt(hooks: HookCallers, max_model_len: int) -> int:
-    """Return the most tokens that a prompt's items may take: a sequence's, or those an encoder reads."""
-    return hooks.get_max_encoder_states() or max_model_len
+def _is_offer(result: Any) -> bool:
+    return callable(getattr(result, "of_model", None))

@@ -50,13 +50,13 @@ _FORGETTING = "reference_sliding_attention"
 
 
 @dataclass(frozen=True)
-class _StatedMask:
+class StatedMask:
     """A mask as transformers states it."""
 
     sees: Callable[..., Any]
     """From batch, head, query and key to whether the query sees the key; takes tensors of indices."""
 
-    def __getitem__(self, cut: tuple[Any, ...]) -> _StatedMask:
+    def __getitem__(self, cut: tuple[Any, ...]) -> StatedMask:
         """Return itself where all of it is cut out: decoders do that may skip tokens, but are not asked to (Gemma 4).
 
         Raises:
@@ -85,7 +85,7 @@ class DecoderProbe:
         self._told: list[Tensor] = []
         """These rows of the pass that `run` returns, and its hidden states."""
         self.decoder, self._softcaps, self._sinks = decoder, softcaps, sinks
-        self._causal: set[tuple[_StatedMask, int | None]] = set()
+        self._causal: set[tuple[StatedMask, int | None]] = set()
         """Masks that are causal within a window; most layers share one."""
         positions = torch.arange(max_len, device=device)
         self._keys = positions[None]
@@ -149,7 +149,7 @@ class DecoderProbe:
             self.refuse(f"has a layer that attends {'without a layer_idx' if index is None else 'more than once'}")
         if key.shape[2] != query.shape[2]:
             self.refuse(
-                "attends to other tokens than its own (cross attention), as only encoder-decoders may in corellm"
+                "attends to other tokens than its own, of which neither its configuration nor its adapter says anything"
             )
         heads, kv_heads = query.shape[1], key.shape[1]
         if heads % kv_heads:
@@ -181,14 +181,14 @@ class DecoderProbe:
         if window is not None:
             index: Any = layer.layer_idx
             self.layers[index] = replace(self.layers[index], window=window)
-        if isinstance(mask, _StatedMask):
+        if isinstance(mask, StatedMask):
             self._check_mask(mask, window)
         elif mask is not None:
             self.refuse("makes attention masks of its own; corellm's attention is causal within a window")
         elif not (getattr(layer, "is_causal", True) if more.get("is_causal") is None else more["is_causal"]):
             self.refuse("attends to later tokens, too; corellm's attention is causal")
 
-    def _check_mask(self, mask: _StatedMask, window: int | None) -> None:
+    def _check_mask(self, mask: StatedMask, window: int | None) -> None:
         if (mask, window) in self._causal:
             return
         zero = torch.zeros_like(self._keys[0, 0])
@@ -205,9 +205,9 @@ class DecoderProbe:
         return seen if window is None else seen & (self._keys > self._queries - window)
 
 
-def _state_mask(*, mask_function: Callable[..., Any], **_: Any) -> _StatedMask:
+def _state_mask(*, mask_function: Callable[..., Any], **_: Any) -> StatedMask:
     """Take the place of transformers' functions that make masks."""
-    return _StatedMask(mask_function)
+    return StatedMask(mask_function)
 
 
 @torch.inference_mode()
@@ -263,7 +263,7 @@ def probe_decoder(
         )
     if _FORGETTING in (getattr(config, "layer_types", None) or ()):  # a probe without a cache does not see it
         probe.refuse(f"has layers that see the whole prompt, but of generated tokens only the last ({_FORGETTING})")
-    # `num_hidden_layers` of encoder-decoders is the encoder's
+    # beside `decoder_layers`, `num_hidden_layers` is an encoder's
     num_layers: Any = getattr(config, "decoder_layers", None) or getattr(config, "num_hidden_layers", None)
     num_known = len(probe.layers.keys() | stateful) + _count_pointwise(config)
     if num_layers is not None and num_known < num_layers:

@@ -94,12 +94,13 @@ def most_states(weights: ModelParts, profile: DummyProfile) -> int:
 
 
 def embeddings_at_once(config: EngineConfig, weights: ModelParts, profile: DummyProfile, sizes: Sizes) -> int:
-    """Return how many embeddings of items a step must be able to make: those of the largest item.
-
-    States of a request's items are written in one step: of these as many as there are slots.
+    """Return how many embeddings of items a step must be able to make: those of the largest item, unless they are
+    states.
     """
-    of_items = weights.attended is not None and weights.attended.of_encoder is None
-    return (sizes.num_blocks - 1) * config.cache.block_size if of_items else _largest_item(profile)
+    largest = _largest_item(profile)
+    if weights.attended is None:
+        return largest
+    return weights.attended.embeddings_at_once(largest, (sizes.num_blocks - 1) * config.cache.block_size)
 
 
 def _largest_item(profile: DummyProfile) -> int:
@@ -113,8 +114,8 @@ def cache_bytes(
     block_size, windowed = config.cache.block_size, window_layers(weights.layout)
     window, of_parts = largest_window(weights.layout), sum(part.block_bytes for part in weights.parts)
     if window is None or weights.attended is not None or not weights.windows_cut_spans:
-        # encoders' states lie in the same blocks, and are seen whole, as spans are; a decoder that never attends has
-        # blocks without keys and values: sequences are counted in them
+        # states that are attended to lie in the same blocks, and are seen whole, as spans are; a decoder that never
+        # attends has blocks without keys and values: sequences are counted in them
         return CacheBytes(max(1, block_bytes(weights.layout, block_size, kv_dtype) + of_parts))
     from corellm.scheduling.window_blocks import most_places
 

@@ -22,9 +22,8 @@ from corellm.attention.registry import reasons_against, select_backend
 from corellm.config import EngineConfig
 from corellm.errors import ConfigError
 from corellm.frontend.input_processor import InputProcessor
-from corellm.frontend.stated_parts import longest_span
+from corellm.frontend.prompt_spans import longest_span
 from corellm.hookspecs import ModelContext
-from corellm.loading.attended_states import longest_prompt
 from corellm.loading.checkpoint import naming_unknown_tokens
 from corellm.loading.deferred_imports import deferring
 from corellm.loading.dummy_steps import (
@@ -142,7 +141,7 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
     )
     memory = DeviceMemory(context.device, config.cache.gpu_memory_utilization)
     with memory.explaining("the weights", "take a smaller or quantized model, or free the device of other processes"):
-        weights = load_weights(config, hooks, context, backend, opened.use, kept_weights(config, opened))
+        weights = load_weights(config, opened, backend, kept_weights(config, opened))
     executor = ThreadPoolExecutor(max_workers=usable_cpus(), thread_name_prefix="corellm-processor")
     on_failure.callback(executor.shutdown, wait=False, cancel_futures=True)
     config, weights = with_kept_states(config, context, weights, memory)
@@ -162,7 +161,7 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
     cache = cache_bytes(config, context, weights, kv_dtype, span)
     sizes = plan_sizes(config, context, cache, memory, most_states(weights, mm_processor.profile))
     freeze_rope(weights.language_model, sizes.max_model_len)
-    context.max_model_len = longest_prompt(hooks, sizes.max_model_len)
+    context.max_model_len = opened.longest_prompt(sizes.max_model_len)
     if context.max_model_len < max(mm_processor.profile.max_tokens.values(), default=0):  # the dummies must fit
         mm_processor.close()
         mm_processor = make_mm_processor(config, opened, executor, sizes.max_model_len)

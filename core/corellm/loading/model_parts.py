@@ -18,9 +18,8 @@ from corellm.attention.paged import ATTENTION_NAME, register_attention
 from corellm.config import EngineConfig
 from corellm.errors import ConfigError, MissingExtraError
 from corellm.hookspecs import LoadConfig, ModelContext
-from corellm.loading.attended_states import AttendedStates, attended_states
+from corellm.loading.attended_states import AttendedStates
 from corellm.loading.decoder_probe import DecoderProbe, causal_layers, probe_decoder, probe_spans
-from corellm.loading.model_use import ModelUse
 from corellm.loading.packed_linear import pack_linears, packing_helps
 from corellm.loading.sizing import most_captured_rows, sequences_at_once, wanted_len
 from corellm.loading.weight_places import WeightPlace, weight_places
@@ -36,6 +35,7 @@ from corellm.worker.parts.recurrent.finding import find_mixers, noting_widths
 from corellm.worker.parts.step_part import StepPart
 
 if TYPE_CHECKING:
+    from corellm.loading.opening import OpenedModel
     from corellm.worker.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
@@ -96,23 +96,19 @@ def load_model(
 
 
 def load_weights(
-    config: EngineConfig,
-    hooks: HookCallers,
-    context: ModelContext,
-    backend: AttentionBackend,
-    use: ModelUse,
-    kept: KeptTensors | None = None,
+    config: EngineConfig, opened: OpenedModel, backend: AttentionBackend, kept: KeptTensors | None = None
 ) -> ModelParts:
     """Load the model, find its decoder, layout and widths, replace layers by faster ones, take extensions' parts.
 
     What is made of its weights is kept in `kept`.
     """
+    hooks, context, use, attended = opened.hooks, opened.context, opened.use, opened.attended
     make_quantize = find_quantization(config)  # or refuse it before weights are read
     model = load_model(config, hooks, context, use.adapt_class)
     language_model = hooks.get_language_model(model=model)
     token = torch.zeros(1, dtype=torch.long, device=context.device)
     width = hooks.get_input_embeddings(model=model, input_ids=token).shape[-1]
-    attended, mixers = attended_states(config, hooks, use), find_mixers(language_model)
+    mixers = find_mixers(language_model)
     with noting_widths(mixers) as widths:
         layout, hidden = probe_decoder(
             language_model,

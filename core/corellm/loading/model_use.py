@@ -28,7 +28,6 @@ if TYPE_CHECKING:  # most import torch
 class ModelUse:
     """Text generation, and the base of other uses."""
 
-    runs_encoder_decoders = True
     takes_prompt_keys = True
     """Whether prompts may have keys of extensions, for parts beside a decoder."""
     adapt_class: Callable[[type[Any]], type[Any]] | None = None
@@ -121,6 +120,6 @@ class ModelUse:
             RequestError: it does not fit, or the parameters do not fit the model.
         """
         inputs.check_params(params)
-        if params.truncate_prompt_tokens is not None or prompt.decoder is not None:
+        if params.truncate_prompt_tokens is not None:
             prompt = truncated(prompt, params, longest)
         return prompt, params

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from corellm.config import EngineConfig
@@ -17,7 +17,7 @@ from corellm.frontend.prompt_key import NO_KEYS, PromptKey, find_prompt_keys, wa
 from corellm.frontend.text_tokenizer import TextTokenizer
 from corellm.hookspecs import ModelContext
 from corellm.loading import checkpoint as checkpoints
-from corellm.loading.attended_states import StatesDefaults, longest_prompt
+from corellm.loading.attended_states import AttendedStates, StatesOffer, check_offered, states_offer
 from corellm.loading.config_overrides import override_config
 from corellm.loading.deferred_imports import import_deferring
 from corellm.loading.locating import LocatedModel
@@ -38,6 +38,7 @@ from corellm.templates.renderer import TemplateRenderer
 class OpenedModel:
     """A checkpoint with its adapter, before any weight is read."""
 
+    config: EngineConfig
     context: ModelContext
     hooks: HookCallers
     """The hook callers of adapter, defaults and extensions."""
@@ -51,6 +52,21 @@ class OpenedModel:
     """Forms of its outputs that the adapter states: `tool_parser`, `reasoning_parser`."""
     prompt_keys: Mapping[str, PromptKey]
     """Keys of prompts that extensions read."""
+    states: StatesOffer | None
+    """What knows whether the decoder attends to other states than its own tokens; None for no such model."""
+
+    @cached_property
+    def attended(self) -> AttendedStates | None:
+        """States that the decoder attends to beside its own tokens; None for none.
+
+        Raises:
+            ConfigError, ContractError: as of `StatesOffer.of_model`.
+        """
+        return None if self.states is None else self.states.of_model(self.config, self.hooks)
+
+    def longest_prompt(self, max_model_len: int) -> int:
+        """Return the most tokens that a prompt's items may take: a sequence's, or those that an encoder reads."""
+        return max_model_len if self.attended is None else self.attended.prompt_room or max_model_len
 
 
 @contextmanager
@@ -102,6 +118,7 @@ def open_model(config: EngineConfig, located: LocatedModel) -> OpenedModel:
     if config.model.enable_lora and LORA_KEY not in keys:
         reason = ": this model has no decoder" if not located.use.takes_prompt_keys else way_out(LORA_KEY, "")
         raise ConfigError(f"enable_lora: adapters cannot be served{reason}")
+    states = states_offer(context, located.use)
     templates = TemplateRenderer()
     processing = ProcessingDefaults(context, config.multimodal, templates)
     merge_rows = first_result("register_merging", callable, device=context.device)
@@ -112,8 +129,8 @@ def open_model(config: EngineConfig, located: LocatedModel) -> OpenedModel:
         defaults=[
             processing,
             ProcessingChecks(context, config.multimodal),
-            StatesDefaults(context),
             ModelDefaults(context, merge_rows),
+            *([] if states is None else [states]),
         ],
         extensions=load_extensions(),
     )
@@ -123,10 +140,12 @@ def open_model(config: EngineConfig, located: LocatedModel) -> OpenedModel:
         hooks.register_processor(),
         own_tokenizer=located.tokenizer_path == path,
     )
+    if states is None:
+        check_offered(context, hooks, located.use)
     namespace = (str(path), config.model.revision or "", entry.distribution, entry.version)
     instance = manager.get_plugin(entry.distribution)
     stated = {name: value for name in sorted(WITHOUT_HOOK) if (value := attribute(instance, name)) is not None}
-    return OpenedModel(context, hooks, namespace, templates, located.use, stated, keys)
+    return OpenedModel(config, context, hooks, namespace, templates, located.use, stated, keys, states)
 
 
 def make_mm_processor(
@@ -134,7 +153,7 @@ def make_mm_processor(
 ) -> MultiModalProcessor:
     """Return the processor of items, for sequences of up to `max_model_len` tokens."""
     context = opened.context
-    longest = context.max_model_len = longest_prompt(opened.hooks, max_model_len)
+    longest = context.max_model_len = opened.longest_prompt(max_model_len)
     return MultiModalProcessor(
         opened.hooks,
         config.multimodal,
@@ -171,6 +190,7 @@ def make_input_processor(
         extensions=extensions,
         parsers=opened.parsers,
         extensions_keys=opened.prompt_keys,
+        attended=opened.attended,
     )
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from corellm.frontend.prompt_key import PromptKey
     from corellm.hookspecs import ModelContext
     from corellm.llm import LLM
+    from corellm.loading.attended_states import StatesOffer
     from corellm.loading.model_use import ModelUse
     from corellm.modelling.defaults import MergeRows
     from corellm.modelling.linear_additions import AddLowRank, LinearAdditions
@@ -213,6 +214,15 @@ def offer_step_part(
         max_num_seqs: most sequences of a step.
         most_rows: most rows of a captured step; others may have more. A sequence with drafts has a row and a chunk for
             each token.
+    """
+
+
+@_hookspec
+def offer_attended_states(context: ModelContext) -> StatesOffer | None:
+    """Offer states that decoders attend to beside their own tokens: a `corellm.loading.attended_states.StatesOffer`.
+
+    Called once per model that is opened to generate text, in each process that prepares its prompts or runs it. The
+    first offer is taken. Which of its models have such states, it says itself.
     """
 
 

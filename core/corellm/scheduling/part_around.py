@@ -1,6 +1,7 @@
 """A part of a request around another one: what an extension makes of a request that may have a part already.
 
-Knows the other part only by what all parts have; not around an encoder's prompt, whose blocks need to know it itself.
+Knows the other part only by what all parts have; not around one of a prompt that takes no items, whose blocks need to
+know it itself.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class PartAround(RequestPart):
     def __post_init__(self) -> None:
         if not self.inner.items_in_prompt:
             raise ContractError(
-                f"{type(self).__name__} cannot be around the part of an encoder-decoder's prompt, whose blocks must "
-                "know it: refuse such requests where they are prepared"
+                f"{type(self).__name__} cannot be around {type(self.inner).__name__}, as blocks of a prompt that takes "
+                "no items must know its part: refuse such requests where they are prepared"
             )
 
     def fresh(self) -> Self:

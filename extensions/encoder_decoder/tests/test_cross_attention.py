@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from corellm.attention.backend import AttentionCall, CrossAttentionMetadata, LayerCache
-from corellm.attention.cross_attention import CrossAttention, stand_in
 from corellm.attention.registry import select_backend
+from corellm_encoder_decoder.cross_attention import CrossAttention, cross_attend, stand_in
 
 CPU = torch.device("cpu")
 HEADS, SIZE, BLOCKS = 4, 16, 40
@@ -58,8 +58,8 @@ def test_every_query_sees_all_states(name: str, block_size: int, kv_heads: int, 
     query = torch.randn(7, HEADS, SIZE, generator=torch.Generator().manual_seed(1)).to(dtype)
     wanted = by_sdpa(query, metadata, kept, 0.3)
     nothing = query.new_empty(0, 0, 0)
-    got = select_backend(CPU, dtype, name).cross_attend(
-        AttentionCall(query.clone(), nothing, nothing, 0.3), cache, metadata
+    got = cross_attend(
+        select_backend(CPU, dtype, name), AttentionCall(query.clone(), nothing, nothing, 0.3), cache, metadata
     )
     torch.testing.assert_close(got.float(), wanted, atol=1e-5 if dtype == torch.float32 else 3e-2, rtol=1e-2)
     assert torch.equal(cache.key.nan_to_num(), before.nan_to_num())
@@ -76,7 +76,7 @@ def test_capped_scores(name: str) -> None:
         parts.append(torch.einsum("hqk,khd->qhd", (2 * torch.tanh(scores / 2)).softmax(-1), value))
     nothing = query.new_empty(0, 0, 0)
     call = AttentionCall(query.clone(), nothing, nothing, 0.5, softcap=2.0)
-    got = select_backend(CPU, torch.float32, name).cross_attend(call, cache, metadata)
+    got = cross_attend(select_backend(CPU, torch.float32, name), call, cache, metadata)
     torch.testing.assert_close(got, torch.cat(parts), atol=1e-5, rtol=1e-4)
 
 
@@ -119,11 +119,9 @@ def test_each_query_sees_its_range(name: str, kv_heads: int, dtype: torch.dtype)
             q, k, v = (x.transpose(0, 1)[None].float() for x in (one, key[start:end], value[start:end]))
             wanted.append(F.scaled_dot_product_attention(q, k, v, scale=0.3, enable_gqa=True)[0].transpose(0, 1))
     nothing = query.new_empty(0, 0, 0)
-    got = (
-        select_backend(CPU, dtype, name)
-        .cross_attend(AttentionCall(query.clone(), nothing, nothing, 0.3), cache, metadata)
-        .float()
-    )
+    got = cross_attend(
+        select_backend(CPU, dtype, name), AttentionCall(query.clone(), nothing, nothing, 0.3), cache, metadata
+    ).float()
     tolerance = {"atol": 1e-5 if dtype == torch.float32 else 3e-2, "rtol": 1e-2}
     torch.testing.assert_close(got[:7], torch.cat(wanted), **tolerance)
     assert not got[7:].any()
@@ -148,7 +146,7 @@ def test_compiled_ranges_do_not_depend_on_the_chunk(long: bool) -> None:
             [last - first], lens, [count], torch.tensor([count]), tables, ranges[:, first:last]
         )
         call = AttentionCall(query[first:last].clone(), nothing, nothing, 0.3)
-        return backend.cross_attend(call, cache, metadata)
+        return cross_attend(backend, call, cache, metadata)
 
     whole = attended(0, length)
     assert torch.equal(whole, torch.cat([attended(i, min(i + 7, length)) for i in range(0, length, 7)]))

@@ -18,9 +18,9 @@ from corellm.scheduling.batch import ScheduledBatch, StepResult
 from corellm.scheduling.block_hash import extend_block_hashes
 from corellm.scheduling.block_manager import BlockManager
 from corellm.scheduling.encoder_cache import EncoderCache
-from corellm.scheduling.encoder_prompt import EncoderPrompt, StateBlocks
 from corellm.scheduling.request import Request, RequestStatus
 from corellm.scheduling.scheduler import Scheduler
+from corellm_encoder_decoder.encoder_prompt import EncoderPrompt, StateBlocks
 from tests.scheduling.fake_worker import make_feature
 
 BLOCK = 4

@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corellm.errors import ContractError, PromptTooLongError
-from corellm.frontend.stated_parts import visible_states_of
 from corellm.multimodal.inputs import MultiModalFeature, PlaceholderRange
 from corellm.sampling_params import SamplingParams
 from corellm.scheduling.batch import SequenceChunk
 from corellm.scheduling.block_hash import extend_block_hashes
-from corellm.scheduling.item_states import ItemStates, VisibleStates
 from corellm.scheduling.request import Request
 from corellm.scheduling.request_part import PLAIN
-from corellm.worker.parts.item_states import visible_ranges
-from tests.engine.test_encoder_decoder import BLOCK, Worker, make_scheduler, run_all
+from corellm_encoder_decoder.hook_results import visible_states_of
+from corellm_encoder_decoder.item_prompt import ItemPrompt, VisibleStates
+from corellm_encoder_decoder.item_states import visible_ranges
+from extensions.encoder_decoder.tests.test_encoder_prompt import BLOCK, Worker, make_scheduler, run_all
 from tests.scheduling.fake_worker import make_feature
 
 STATES = 3
@@ -44,7 +44,7 @@ def make_request(
         SamplingParams(max_tokens=max_tokens, ignore_eos=True),
         items,
         cache_salt=cache_salt,
-        part=ItemStates.of_items(items, [(0, 0, STATES)], cache_salt) if items else PLAIN,
+        part=ItemPrompt.of_items(items, [(0, 0, STATES)], cache_salt) if items else PLAIN,
     )
 
 

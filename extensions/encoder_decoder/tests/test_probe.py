@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from corellm.attention.paged import ATTENTION_NAME, register_attention
 from corellm.errors import CheckpointError
-from corellm.loading.cross_attention_probe import CrossAttentionProbe, ItemStatesProbe
 from corellm.loading.decoder_probe import probe_decoder
 from corellm.modelling.defaults import own_configuration, text_decoder
 from corellm.worker.kv_cache import LayerLayout
+from corellm_encoder_decoder.probe import CrossAttentionProbe, ItemStatesProbe
 
 SIZES = {
     "vocab_size": 50, "d_model": 32, "encoder_layers": 1, "decoder_layers": 3, "encoder_ffn_dim": 32,

@@ -59,7 +59,7 @@ class Add(_Message):
     arrival_time: float
     """Seconds of `time.monotonic()`, which is the same in all processes."""
     decoder: DecoderPrompt | None = None
-    """What the decoder of an encoder-decoder begins with."""
+    """What the decoder begins with, where `token_ids` have an encoder of their own."""
     extra: dict[str, Any] = {}
     """What extensions read of their own keys of the prompt, by key."""
 

@@ -40,11 +40,19 @@ class CrossAttention:
         """Return the attention of queries `[num_tokens, num_heads, head_size]` to the states of their sequences."""
         nothing = query.new_empty(0, 0, 0)
         call = AttentionCall(query, nothing, nothing, scale, softcap=softcap)
-        return self.backend.cross_attend(call, self.caches[layer], self.metadata)
+        return cross_attend(self.backend, call, self.caches[layer], self.metadata)
 
 
-def cross_attend(call: AttentionCall, cache: LayerCache, metadata: CrossAttentionMetadata) -> Tensor:
-    """Return attention to states by plain torch, one sequence after another; see `AttentionBackend.cross_attend`."""
+def cross_attend(
+    backend: AttentionBackend, call: AttentionCall, cache: LayerCache, metadata: CrossAttentionMetadata
+) -> Tensor:
+    """Return attention to states, by the backend or, where it leaves that to others, by plain torch."""
+    attended = backend.cross_attend(call, cache, metadata)
+    return _by_torch(call, cache, metadata) if attended is None else attended
+
+
+def _by_torch(call: AttentionCall, cache: LayerCache, metadata: CrossAttentionMetadata) -> Tensor:
+    """Return attention to states, one sequence after another; see `AttentionBackend.cross_attend`."""
     groups = call.query.shape[1] // cache.key.shape[2]
     output = call.query.new_empty(*call.query.shape[:2], cache.value.shape[3])
     start = 0

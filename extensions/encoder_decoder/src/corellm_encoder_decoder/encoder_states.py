@@ -15,18 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from corellm.attention.backend import CrossAttentionMetadata
-from corellm.attention.cross_attention import CrossAttention, stand_in
 from corellm.errors import ContractError
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.scheduling.batch import SequenceChunk
-from corellm.scheduling.encoder_prompt import StateSlots
 from corellm.system.transfers import upload
 from corellm.worker.input_batch import FlatBatch
 from corellm.worker.item_embeddings import select_embeddings
 from corellm.worker.model_runner import ModelRunner
-from corellm.worker.parts.cross_attention_cache import CrossAttentionCache, decoder_arguments
 from corellm.worker.parts.step_part import StepPart
 from corellm.worker.sequence_state import SequenceState
+from corellm_encoder_decoder.cross_attention import CrossAttention, stand_in
+from corellm_encoder_decoder.cross_attention_cache import CrossAttentionCache, decoder_arguments
+from corellm_encoder_decoder.encoder_prompt import StateSlots
 
 
 class EncoderStates(StepPart):
@@ -68,7 +68,7 @@ class EncoderStates(StepPart):
 
     def attention(self, batch: FlatBatch) -> Mapping[str, Any]:
         """Return how layers attend to states."""
-        return {"cross_attention": self._attention}
+        return {"elsewhere": self._attention}
 
     def profile(self) -> None:
         """Run the encoder on a prompt with as many states as there can be."""

@@ -19,13 +19,13 @@ from corellm.attention.backend import CrossAttentionMetadata
 from corellm.errors import ContractError
 from corellm.plugin.hook_callers import adapter_implements
 from corellm.scheduling.batch import SequenceChunk
-from corellm.scheduling.encoder_prompt import StateSlots
-from corellm.scheduling.item_states import VisibleStates
 from corellm.system.transfers import upload
 from corellm.worker.input_batch import FlatBatch
 from corellm.worker.model_runner import ModelRunner
-from corellm.worker.parts.encoder_states import EncoderStates
 from corellm.worker.sequence_state import SequenceState
+from corellm_encoder_decoder.encoder_prompt import StateSlots
+from corellm_encoder_decoder.encoder_states import EncoderStates
+from corellm_encoder_decoder.item_prompt import VisibleStates
 
 
 class ItemStates(EncoderStates):

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from corellm.attention.cross_attention import stand_in
-from corellm.loading.decoder_probe import SAME, DecoderProbe, _StatedMask
+from corellm.loading.decoder_probe import SAME, DecoderProbe, StatedMask
 from corellm.worker.kv_cache import LayerLayout
-from corellm.worker.parts.cross_attention_cache import CrossAttentionCache, decoder_arguments
+from corellm_encoder_decoder.cross_attention import stand_in
+from corellm_encoder_decoder.cross_attention_cache import CrossAttentionCache, decoder_arguments
 
 _NUM_STATES = 3
 
@@ -114,7 +114,7 @@ class CrossAttentionProbe(DecoderProbe):
             self.refuse("does not let each token attend to all of its encoder's states")
 
     def _sees_all(self, mask: Any) -> bool:
-        if not isinstance(mask, _StatedMask):
+        if not isinstance(mask, StatedMask):
             return False
         zero, queries, keys = (torch.arange(n, device=self._device) for n in (1, 2, _NUM_STATES))
         return bool(torch.as_tensor(mask.sees(zero[0], zero[0], queries[:, None], keys[None])).all())

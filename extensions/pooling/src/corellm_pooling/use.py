@@ -59,8 +59,6 @@ class PoolingUse(ModelUse):
         conversion: what it becomes.
     """
 
-    runs_encoder_decoders = False
-
     def __init__(self, conversion: Conversion) -> None:
         self.conversion = conversion
 

@@ -130,7 +130,7 @@ class Preparation:
                 }
                 process = partial(processor.process, given)
                 return await self.in_pool(exchange, lambda: _located(checked, process), takes_long=True)
-        if processor.max_states is None:
+        if processor.prompt_room is None:
             parts.append(Part("instruction", "text", request.instruction))
         else:
             request.check_tells_nothing()
@@ -367,7 +367,7 @@ class Preparation:
         window = self._config.options.max_window_size if window is None else window
         if request.num_reserved is None:
             return window
-        room = self._client.input_processor.max_states  # of an encoder-decoder, whose output has room of its own
+        room = self._client.input_processor.prompt_room  # of an encoder-decoder, whose output has room of its own
         room = max(1, self._client.max_model_len - request.num_reserved) if room is None else room
         return room if window is None else min(window, room)
 

@@ -48,8 +48,7 @@ def load_draft(config: EngineConfig, context: ModelContext, settings: DraftSetti
         own = replace(own, model=replace(own.model, max_model_len=max_len))
         backend = select_backend(opened.context.device, opened.context.dtype, config.model.attention_backend)
         kv_dtype = cache_dtype(config.cache.kv_cache_dtype, opened.context.dtype)
-        kept = kept_weights(own, opened)
-        weights = load_weights(own, opened.hooks, opened.context, backend, opened.use, kept)
+        weights = load_weights(own, opened, backend, kept_weights(own, opened))
         if weights.mixers or weights.attended is not None:
             what = "keeps a state in its layers" if weights.mixers else "attends to states of items"
             raise ConfigError(f"speculative_config: the draft model {settings.model} {what}; take one that does not")

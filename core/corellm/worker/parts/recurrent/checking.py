@@ -30,7 +30,7 @@ _WAY_OUT = "run this checkpoint with transformers' own generate"
 @torch.inference_mode()
 def make_states(
     modules: Mapping[str, tuple[nn.Module, int]],
-    num_states: int,
+    num_kept: int,
     max_num_seqs: int,
     dtype: torch.dtype,
     device: torch.device,
@@ -39,7 +39,7 @@ def make_states(
 
     Args:
         modules: with the width of their input, by name, from `find_mixers` and `noting_widths`.
-        num_states: states of each kind that a layer may keep, from the decoder's configuration.
+        num_kept: states of each kind that a layer may keep, from the decoder's configuration.
         max_num_seqs: sequences at once.
         dtype, device: of the model.
 
@@ -51,7 +51,7 @@ def make_states(
         try:
             if not width:
                 raise ContractError("it runs several times in a step, or never")
-            mixer = Mixer(name, module, num_states)
+            mixer = Mixer(name, module, num_kept)
             if type(module) not in checked:
                 checked[type(module)] = _goes_by_token(mixer, _random_hidden(width, dtype, device))
             mixer.by_token = checked[type(module)]

@@ -28,7 +28,7 @@ class Mixer:
     Args:
         name: in the decoder, for messages.
         module: takes the cache as an argument, and has a `layer_idx`.
-        num_states: states of each kind that its layer may keep.
+        num_kept: states of each kind that its layer may keep.
 
     Attributes:
         by_token: whether a prompt goes on token by token, because the module cannot continue with several at once.
@@ -37,9 +37,9 @@ class Mixer:
         ContractError: the module takes no cache, or has no `layer_idx`.
     """
 
-    def __init__(self, name: str, module: nn.Module, num_states: int) -> None:
+    def __init__(self, name: str, module: nn.Module, num_kept: int) -> None:
         self.name, self.module, self.by_token = name, module, False
-        self._forward, self._num_states = module.forward, num_states
+        self._forward, self._num_kept = module.forward, num_kept
         parameters = signature(module.forward).parameters
         self._names = names = [name for name, p in parameters.items() if p.kind is not Parameter.VAR_KEYWORD]
         self._hidden = names[0]
@@ -48,7 +48,7 @@ class Mixer:
         if takes is None or not isinstance(index, int):
             raise ContractError(f"{self} keeps a state, but takes no cache or has no layer_idx")
         self._takes, self._index = takes, index
-        self._cache = Cache(layers=[_States(num_states)] * (index + 1))
+        self._cache = Cache(layers=[_States(num_kept)] * (index + 1))
         self._keys: list[StateKey] = []
 
     def __str__(self) -> str:
@@ -90,7 +90,7 @@ class Mixer:
     def _run(
         self, hidden: Tensor, states: Sequence[Tensor] | None, shared: Mapping[str, Any]
     ) -> tuple[Tensor, list[Tensor]]:
-        layer = _States(self._num_states)
+        layer = _States(self._num_kept)
         if states is not None:
             layer.restore(dict(zip(self._keys, states, strict=True)))
         self._cache.layers[self._index] = layer

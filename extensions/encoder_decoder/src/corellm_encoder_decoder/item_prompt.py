@@ -15,16 +15,16 @@ from corellm.errors import PromptTooLongError
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.scheduling.admission import AdmissionLimits
 from corellm.scheduling.batch import ItemSlice, item_slices
-from corellm.scheduling.encoder_prompt import EncoderPrompt, digest_of
 from corellm.scheduling.request import Request
 from corellm.scheduling.request_part import RequestPart
+from corellm_encoder_decoder.encoder_prompt import EncoderPrompt, digest_of
 
 VisibleStates = tuple[int, int, int]
 """`(token, start, end)`: from that token on, tokens of a prompt see the states `start` up to `end`."""
 
 
 @dataclass(slots=True)
-class ItemStates(EncoderPrompt):
+class ItemPrompt(EncoderPrompt):
     """The states of a request's items. No encoder reads tokens; `token_ids` is empty."""
 
     visible: Sequence[VisibleStates] = ()
