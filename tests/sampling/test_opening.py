@@ -8,7 +8,7 @@ from corellm.sampling.logit_edits import edit_logits
 from corellm.sampling.sampling_state import SamplingState
 from corellm.sampling_params import SamplingParams
 from corellm.scheduling.batch import NewSequence
-from corellm.scheduling.encoder_prompt import EncoderPrompt
+from corellm_encoder_decoder.encoder_prompt import EncoderPrompt
 
 VOCAB, CHOICES, NOT_FIRST = 40, ((33, 7), (5,)), (2, 9)
 

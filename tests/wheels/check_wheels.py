@@ -238,16 +238,30 @@ class Script:
     """Of the distribution, without `corellm-`."""
     code: str
     says: str
+    plugin: str = "corellm-llava"
 
     def __call__(self, work: Path, wheels: Wheels) -> None:
         """Run it with the core and one plugin, from their wheels, then without the extension."""
         distribution = f"corellm-{self.name}"
-        environment = installed(work / self.name, [distribution, "corellm-llava"], wheels)
+        environment = installed(work / self.name, [distribution, self.plugin], wheels)
         expect(distribution, environment.corellm("plugins"))
         expect(self.says, environment.python("-c", self.code))
         environment.pip("uninstall", "--yes", distribution)
-        expect(f"pip install ./extensions/{self.name}", environment.python("-c", self.code, status=1))
+        expect(f"pip install ./extensions/{self.name.replace('-', '_')}", environment.python("-c", self.code, status=1))
         print(f"{distribution}: {self.says.rstrip(': ')}, and is missed where it is not", flush=True)
+
+
+WHISPER = """
+import numpy as np
+from corellm import LLM, SamplingParams
+from corellm_transformers.tiny import make_tiny_checkpoint
+
+make_tiny_checkpoint("whisper", architecture="WhisperForConditionalGeneration")
+audio = np.sin(np.arange(8000, dtype=np.float32))
+prompt = {"prompt": "", "multi_modal_data": {"audio": (audio, 16000)}}
+params = SamplingParams(max_tokens=4, ignore_eos=True)
+print("tokens:", len(LLM("whisper").generate(prompt, params)[0].outputs[0].token_ids))
+"""
 
 
 DRAFTS = """
@@ -374,6 +388,7 @@ def check_vllm(work: Path, wheels: Wheels) -> None:
 EXTENSIONS = {
     "corellm-server": check_server,
     "corellm-decoding": check_decoding,
+    "corellm-encoder-decoder": Script("encoder-decoder", WHISPER, "tokens: ", "corellm-transformers"),
     "corellm-lora": Script("lora", LORA, "differ: True"),
     "corellm-pooling": check_pooling,
     "corellm-quantization": Script("quantization", FOUR_BITS, "tokens: "),
