@@ -33,7 +33,7 @@ _STAGES = [
     ("corellm_kernels.cpu.fusing", "fuse", "fusing"),
     ("corellm_kernels.cpu.fusing", "pack_linears", "packing"),
     ("corellm.loading.loading", "make_mm_processor", "processor of items"),
-    ("corellm.loading.loading", "longest_span", "dummy items"),
+    ("corellm.loading.loading", "longest_whole", "dummy items"),
     ("corellm.loading.loading", "_measure_profile_run", "profile run"),
     ("corellm.loading.loading", "_allocate", "KV cache"),
     ("corellm.loading.loading", "_capture_graphs", "recording plans"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from corellm import hookspecs
 from corellm.errors import ContractError, ProcessingError, PromptTooLongError
-from corellm.frontend.prompt_spans import longest_span, spans_of
+from corellm.frontend.stated_parts import longest_whole, spans_of
 from corellm.hookspecs import hookimpl
 from corellm.multimodal import embedded_spans
 from corellm.plugin.hook_callers import HookCallers, hook_callers
@@ -38,7 +38,7 @@ def hooks_of(spans: Any = None) -> HookCallers:
 
 def test_without_the_hook_there_are_none() -> None:
     assert spans_of(hooks_of(), [1, 2, 3], []) == ()
-    assert longest_span(hooks_of(), [[1, 2]], [make_feature("i", 0, 2)], 9) == 0
+    assert longest_whole(hooks_of(), [[1, 2]], [make_feature("i", 0, 2)], 9) == 0
 
 
 def test_spans_are_sorted_and_single_tokens_left_out() -> None:
@@ -64,9 +64,9 @@ def test_a_hook_that_raises_fails_the_request() -> None:
     [(lambda _, features: embedded_spans(features), 3), (lambda tokens, _: [(0, len(tokens))], 20)],
     ids=["of items", "of the prompt"],
 )
-def test_the_longest_span_is_that_of_an_item_or_of_the_longest_prompt(spans: Any, longest: int) -> None:
+def test_the_longest_whole_is_that_of_an_item_or_of_the_longest_prompt(spans: Any, longest: int) -> None:
     features = [make_feature("a", 1, 2), make_feature("b", 0, 3)]
-    assert longest_span(hooks_of(spans), [[9, 1, 1], [1, 1, 1, 9]], features, 20) == longest
+    assert longest_whole(hooks_of(spans), [[9, 1, 1], [1, 1, 1, 9]], features, 20) == longest
 
 
 def test_embedded_spans() -> None:

@@ -24,7 +24,7 @@ from corellm.frontend.bad_words import word_sequences
 from corellm.frontend.chat_processor import ChatOptions, ChatProcessor, RenderedChat
 from corellm.frontend.conversation_limit import Messages, numbered_in, refusal, renumber, shortenings
 from corellm.frontend.prompt_key import DISTRIBUTIONS, NO_KEYS, PromptKey, way_out
-from corellm.frontend.prompt_spans import spans_of
+from corellm.frontend.stated_parts import part_of_prompt, states_parts
 from corellm.frontend.text_limit import TextLimit
 from corellm.frontend.text_tokenizer import TextTokenizer
 from corellm.hookspecs import DecoderPrompt
@@ -34,12 +34,11 @@ from corellm.multimodal.hook_results import adapter_errors, call_hook
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.item_limits import check_counts
 from corellm.multimodal.processor import MultiModalProcessor
-from corellm.plugin.hook_callers import HookCallers, adapter_implements
+from corellm.plugin.hook_callers import HookCallers
 from corellm.prompts import is_token_ids, is_unicode, plain_token_ids
 from corellm.sampling.extensions import NO_EXTENSIONS, SamplingExtensions
 from corellm.sampling_params import SamplingParams, shown
 from corellm.scheduling.request_part import PLAIN, RequestPart
-from corellm.scheduling.spans import Spans
 from corellm.templates.renderer import MAX_CHARS
 
 if TYPE_CHECKING:
@@ -123,8 +122,8 @@ class InputProcessor:
         attended: AttendedStates | None = None,
     ) -> None:
         self.tokenizer = tokenizer
-        self._hooks, self._names_spans = hooks, adapter_implements(hooks.get_bidirectional_spans)
-        self._attended = attended
+        self._hooks, self._attended = hooks, attended
+        self._states_parts = states_parts(hooks, attended)
         self.prompt_room = None if attended is None else attended.prompt_room
         """Most tokens of a prompt that has an encoder of its own; None where prompts are the decoder's."""
         self.mm_processor = mm_processor
@@ -230,10 +229,7 @@ class InputProcessor:
         Raises:
             ContractError, ProcessingError: the adapter or an extension is at fault.
         """
-        part = PLAIN if self._attended is None else self._attended.part_of(processed)
-        if self._names_spans and part is PLAIN:
-            spans = spans_of(self._hooks, processed.token_ids, processed.features)
-            part = Spans(spans) if spans else PLAIN
+        part = part_of_prompt(self._hooks, self._attended, processed) if self._states_parts else PLAIN
         with adapter_errors(_PREPARING):
             for name, read in processed.extra.items():
                 part = self._extensions_keys[name].around(part, read)

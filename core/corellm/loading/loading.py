@@ -22,7 +22,7 @@ from corellm.attention.registry import reasons_against, select_backend
 from corellm.config import EngineConfig
 from corellm.errors import ConfigError
 from corellm.frontend.input_processor import InputProcessor
-from corellm.frontend.prompt_spans import longest_span
+from corellm.frontend.stated_parts import longest_whole
 from corellm.hookspecs import ModelContext
 from corellm.loading.checkpoint import naming_unknown_tokens
 from corellm.loading.deferred_imports import deferring
@@ -153,12 +153,12 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
     mm_processor.start()
     with naming_unknown_tokens(context):
         profile = mm_processor.profile
-    span = longest_span(hooks, profile.prompts, profile.features, wanted_len(config, context))
+    whole = longest_whole(hooks, profile.prompts, profile.features, wanted_len(config, context))
     if weights.added:
         check_additions(make_runner(num_blocks=1), weights.added)
-    _measure_profile_run(config, context, make_runner, profile, span, memory)
+    _measure_profile_run(config, context, make_runner, profile, whole, memory)
 
-    cache = cache_bytes(config, context, weights, kv_dtype, span)
+    cache = cache_bytes(config, context, weights, kv_dtype, whole)
     sizes = plan_sizes(config, context, cache, memory, most_states(weights, mm_processor.profile))
     freeze_rope(weights.language_model, sizes.max_model_len)
     context.max_model_len = opened.longest_prompt(sizes.max_model_len)
@@ -187,7 +187,7 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
             config,
             sizes,
             largest_item=embeddings_at_once(config, weights, mm_processor.profile, sizes),
-            longest_whole=span,
+            longest_whole=whole,
             make_users=users_of(config, weights, sizes),
         ),
         runner=runner,
@@ -215,7 +215,7 @@ def _measure_profile_run(
     context: ModelContext,
     make_runner: Callable[..., ModelRunner],
     profile: DummyProfile,
-    span: int,
+    whole: int,
     memory: DeviceMemory,
 ) -> None:
     """Measure the memory of the largest step that the configuration allows."""
@@ -227,7 +227,7 @@ def _measure_profile_run(
         memory.measure_peak(
             lambda: profile_run(
                 make_runner(num_blocks=1),
-                token_budget(config, context, longest) + span,
+                token_budget(config, context, longest) + whole,
                 sequences_at_once(config, context),
                 longest,
                 profile.features,

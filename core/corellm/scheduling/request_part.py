@@ -1,4 +1,4 @@
-"""What a feature makes of one request while it is scheduled: spans, or the prompt of an encoder. Most have none.
+"""What a feature makes of one request while it is scheduled. Most requests have none.
 
 A part owns what it needs to know of its request; the scheduler, admission and the encoder planner ask it. A request has
 one; that of an extension holds the other (`part_around.py`).

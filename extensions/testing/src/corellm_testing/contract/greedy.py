@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from corellm.errors import PromptError
-from corellm.frontend.prompt_spans import spans_of
+from corellm.frontend.stated_parts import spans_of
 from corellm.llm import LLM
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams

@@ -111,7 +111,7 @@ def engine_visibility(subject: Subject, processed: ProcessedPrompt) -> Mapping[i
     import torch
 
     from corellm.attention.reference import causal_mask
-    from corellm.frontend.prompt_spans import spans_of
+    from corellm.frontend.stated_parts import spans_of
     from corellm.scheduling.batch import NewSequence, SequenceChunk
 
     runner, count = subject.llm.engine.runner, len(processed.token_ids)

@@ -1,17 +1,41 @@
-"""The spans of a prompt, tokens that see each other, as the adapter names them (`get_bidirectional_spans`), checked.
+"""What an adapter states of a prompt beside its tokens, checked; and the part of a request that this makes.
 
-Most adapters name none. Knows hooks and positions; what spans mean for scheduling is in `corellm.scheduling.spans`.
+Spans whose tokens see each other (`get_bidirectional_spans`) are known here, states that a decoder attends to by what an
+extension made of the model. Most models have none. What spans mean for scheduling is in `corellm.scheduling.spans`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from corellm.errors import ContractError
 from corellm.multimodal.hook_results import adapter_errors
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
-from corellm.scheduling.spans import Span
+from corellm.scheduling.request_part import PLAIN, RequestPart
+from corellm.scheduling.spans import Span, Spans
+
+if TYPE_CHECKING:
+    from corellm.frontend.input_processor import ProcessedPrompt
+    from corellm.loading.attended_states import AttendedStates
+
+
+def states_parts(hooks: HookCallers, attended: AttendedStates | None) -> bool:
+    """Whether prompts of a model may have parts; `part_of_prompt` is for such a model."""
+    return attended is not None or adapter_implements(hooks.get_bidirectional_spans)
+
+
+def part_of_prompt(hooks: HookCallers, attended: AttendedStates | None, prompt: ProcessedPrompt) -> RequestPart:
+    """Return the part of a request with this prompt.
+
+    Raises:
+        ContractError, ProcessingError: the adapter is at fault.
+    """
+    part = PLAIN if attended is None else attended.part_of(prompt)
+    if part is PLAIN and (spans := spans_of(hooks, prompt.token_ids, prompt.features)):
+        return Spans(spans)
+    return part
 
 
 def spans_of(hooks: HookCallers, token_ids: Sequence[int], features: Sequence[MultiModalFeature]) -> tuple[Span, ...]:
@@ -35,7 +59,7 @@ def spans_of(hooks: HookCallers, token_ids: Sequence[int], features: Sequence[Mu
     return tuple((start, end) for start, end in spans if end - start > 1)
 
 
-def longest_span(
+def longest_whole(
     hooks: HookCallers, prompts: Sequence[Sequence[int]], features: Sequence[MultiModalFeature], max_len: int
 ) -> int:
     """Return the tokens of the longest span that a prompt of `max_len` tokens may have, 0 for none.
