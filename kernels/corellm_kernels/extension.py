@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from corellm.loading.weight_key import WeightKey
     from corellm.quantization import MakeQuantize, Quantize
-    from corellm.system.kept_tensors import KeptTensors
 
 
 class Kernels:
@@ -83,7 +83,7 @@ class Kernels:
         device: torch.device,
         dtype: torch.dtype,
         quantize: Quantize | None,
-        kept: KeptTensors | None,
+        kept: WeightKey | None,
     ) -> list[str] | None:
         """Replace layers by ones that take fewer kernels, on CPUs also linear layers by packed ones.
 

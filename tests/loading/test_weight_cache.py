@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save
 from corellm import LLM, SamplingParams
 from corellm.errors import ConfigError
 from corellm.plugin.extensions import installed_extensions
-from corellm.system.kept_tensors import KeptTensors
 from corellm_kernels.cpu import library
+from corellm_kernels.cpu.kept_tensors import KeptTensors
 from extensions.pooling.tests.text_encoders.checkpoints import make_tiny_encoder
 from tests.fixtures import random_image
 

@@ -1,7 +1,7 @@
 """What an adapter states of a prompt beside its tokens, checked; and the part of a request that this makes.
 
-Spans whose tokens see each other (`get_bidirectional_spans`) are known here, states that a decoder attends to by what an
-extension made of the model. Most models have none. What spans mean for scheduling is in `corellm.scheduling.spans`.
+Spans whose tokens see each other (`get_bidirectional_spans`) are known here; states that a decoder attends to are an
+extension's matter. Most models have neither. What spans mean for scheduling is in `corellm.scheduling.spans`.
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ from corellm.modelling.linear_additions import LinearAdditions
 from corellm.plugin.extensions import call_extensions, first_result
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
 from corellm.quantization import MakeQuantize, quantize_linears
-from corellm.system.kept_tensors import KeptTensors
 from corellm.system.mapped_weights import release_mapped_weights
 from corellm.worker.kv_cache import LayerLayout
 from corellm.worker.parts.recurrent.finding import find_mixers, noting_widths
@@ -36,6 +35,7 @@ from corellm.worker.parts.step_part import StepPart
 
 if TYPE_CHECKING:
     from corellm.loading.opening import OpenedModel
+    from corellm.loading.weight_key import WeightKey
     from corellm.worker.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
@@ -96,11 +96,11 @@ def load_model(
 
 
 def load_weights(
-    config: EngineConfig, opened: OpenedModel, backend: AttentionBackend, kept: KeptTensors | None = None
+    config: EngineConfig, opened: OpenedModel, backend: AttentionBackend, kept: WeightKey | None = None
 ) -> ModelParts:
     """Load the model, find its decoder, layout and widths, replace layers by faster ones, take extensions' parts.
 
-    What is made of its weights is kept in `kept`.
+    What is made of its weights may be kept under the key `kept`.
     """
     hooks, context, use, attended = opened.hooks, opened.context, opened.use, opened.attended
     make_quantize = find_quantization(config)  # or refuse it before weights are read
@@ -171,7 +171,7 @@ def replace_layers(
     make_quantize: MakeQuantize | None,
     *,
     reads_short_texts: bool = False,
-    kept: KeptTensors | None = None,
+    kept: WeightKey | None = None,
 ) -> None:
     """Replace a model's layers by faster ones: by those of extensions, then linear layers by rounded or packed ones."""
     quantize = None if make_quantize is None else make_quantize(model)

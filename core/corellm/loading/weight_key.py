@@ -1,7 +1,7 @@
 """The key of what is made of a model's weights: everything that it depends on, but for the kernels that make it.
 
 Files of weights are told apart by size, times and place, as version control does: to read all of them takes as long as
-packing.
+packing. Knows nothing of what is kept, which is the kernels' matter.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import safetensors
@@ -20,14 +21,26 @@ from corellm.config import EngineConfig
 from corellm.errors import ConfigError
 from corellm.loading.opening import OpenedModel
 from corellm.plugin.extensions import installed_extensions
-from corellm.system.kept_tensors import KeptTensors
 
 _SETTINGS = ("adapter", "quantization", "runner", "convert", "hf_overrides", "pooler_config")
 """Arguments that decide which layers a model has, and of which numbers."""
 
 
-def kept_weights(config: EngineConfig, opened: OpenedModel) -> KeptTensors | None:
-    """Return where packed weights are kept; None where the user wants none, or they cannot be told apart.
+@dataclass(frozen=True)
+class WeightKey:
+    """Where what is made of a model's weights may be kept for later starts, and under which key."""
+
+    folder: Path
+    """Of the files; may not be there."""
+    key: str
+    """All that the weights depend on."""
+    limit: int
+    """Bytes that files in the folder may take together."""
+
+
+def weight_key(config: EngineConfig, opened: OpenedModel) -> WeightKey | None:
+    """Return where what is made of the weights is kept; None where the user wants that nowhere, or they cannot be told
+    apart.
 
     Raises:
         ConfigError: the folder is something else.
@@ -50,7 +63,7 @@ def kept_weights(config: EngineConfig, opened: OpenedModel) -> KeptTensors | Non
         [_told_apart(path) for path in files if path.suffix == ".safetensors"],
         [hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.suffix in (".json", ".py")],
     ]
-    return KeptTensors(folder, json.dumps(key), model.weight_cache_bytes)
+    return WeightKey(folder, json.dumps(key), model.weight_cache_bytes)
 
 
 def _told_apart(path: Path) -> list[object]:

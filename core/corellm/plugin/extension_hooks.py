@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from corellm.llm import LLM
     from corellm.loading.attended_states import StatesOffer
     from corellm.loading.model_use import ModelUse
+    from corellm.loading.weight_key import WeightKey
     from corellm.modelling.defaults import MergeRows
     from corellm.modelling.linear_additions import AddLowRank, LinearAdditions
     from corellm.quantization import MakeQuantize, Quantize
     from corellm.sampling.constraint import MakeConstraint
     from corellm.sampling.device_sampling import Sample
     from corellm.sampling.processing import LogitsProcessing
-    from corellm.system.kept_tensors import KeptTensors
     from corellm.worker.parts.step_part import StepPart
 
 _hookspec = pluggy.HookspecMarker(PROJECT_NAME)
@@ -138,7 +138,7 @@ def fuse_layers(
     dtype: torch.dtype,
     quantization: str | None,
     quantize: Quantize | None,
-    kept: KeptTensors | None,
+    kept: WeightKey | None,
 ) -> list[str] | None:
     """Replace layers of a loaded model by faster ones that compute the same.
 
@@ -151,7 +151,7 @@ def fuse_layers(
         quantization: the operator's `quantization`, for one more version.
         quantize: what rounds the weights of linear layers, if they are to have fewer bits; the core rounds those of
             every `nn.Linear` that is left.
-        kept: where tensors that are made of the weights are kept for later starts; None for nowhere.
+        kept: where, and under which key, what is made of the weights may be kept for later starts; None for nowhere.
 
     Returns:
         What was replaced, for the log: `["32 x LlamaAttention"]`. None if nothing was.

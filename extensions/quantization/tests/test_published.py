@@ -17,7 +17,7 @@ from transformers import AutoProcessor, LlavaForConditionalGeneration
 
 from corellm import LLM, SamplingParams
 from corellm.errors import CheckpointError
-from corellm.system.kept_tensors import KeptTensors
+from corellm_kernels.cpu.kept_tensors import KeptTensors
 from corellm_quantization.published import published
 from extensions.quantization.tests.published_checkpoints import Rounded, awq, compressed, gptq, rounded, write
 from tests.fixtures import random_image

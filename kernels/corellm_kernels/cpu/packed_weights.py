@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from corellm.system.kept_tensors import KeptTensors
 from corellm_kernels.cpu.build import version
 from corellm_kernels.cpu.huge_pages import HugePages
+from corellm_kernels.cpu.kept_tensors import KeptTensors
 from corellm_kernels.cpu.packing import PANEL, Packed, Unpacked, pack
 
 

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from corellm.system import kept_tensors
-from corellm.system.kept_tensors import KeptTensors
+from corellm_kernels.cpu import kept_tensors
+from corellm_kernels.cpu.kept_tensors import KeptTensors
 
 LIMIT = 1 << 30
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from corellm.system.kept_tensors import KeptTensors
 from corellm_kernels.cpu import packed_weights
 from corellm_kernels.cpu.huge_pages import HugePages
+from corellm_kernels.cpu.kept_tensors import KeptTensors
 from corellm_kernels.cpu.packed_weights import PackedWeights
 from corellm_kernels.cpu.packing import Packed, Rounding, Unpacked, pack, unpacked, unpacked_groups
 from corellm_kernels.grouped_linear import GroupedLinear, GroupedWeight, ToGroups, rounded_scales

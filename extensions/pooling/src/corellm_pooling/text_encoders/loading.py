@@ -20,7 +20,7 @@ from corellm.loading.loading import LoadedModel, make_scheduler
 from corellm.loading.model_parts import find_quantization, replace_layers
 from corellm.loading.opening import OpenedModel, make_input_processor, make_mm_processor
 from corellm.loading.sizing import Sizes, sequences_at_once, token_budget
-from corellm.loading.weight_key import kept_weights
+from corellm.loading.weight_key import weight_key
 from corellm.modelling.defaults import attention_of, freeze, model_width
 from corellm.sampling.sampling_state import SamplingState
 from corellm.system.memory import DeviceMemory
@@ -58,7 +58,7 @@ def load_text_encoder(
     encode = choose_forward(model.base_model, context.tokenizer, max_model_len)
     hidden, _ = encode(Batch([[0]], [None]))
     pooler = build_encoder_pooler(PoolerConfig.of(config.model.pooler_config), context, model, hidden.shape[-1])
-    kept = kept_weights(config, opened)
+    kept = weight_key(config, opened)
     replace_layers(model, config, context, make_quantize, reads_short_texts=True, kept=kept)
 
     executor = ThreadPoolExecutor(max_workers=usable_cpus(), thread_name_prefix="corellm-processor")
