@@ -51,6 +51,11 @@ def with_kept_states(
     return config, replace(weights, parts=[states, *weights.parts])
 
 
+def placed_layers(weights: ModelParts, num_places: int | None) -> frozenset[int]:
+    """Return the layers in which blocks have places of their own; there are such if there are any places."""
+    return frozenset() if num_places is None else window_layers(weights.layout)
+
+
 def parts_of(weights: ModelParts, cache: KVCache) -> Callable[[ModelRunner], Sequence[StepPart]]:
     """Return what makes the parts of a model's steps, given its layers' caches."""
     return partial(_make_parts, weights, cache)

@@ -38,6 +38,7 @@ from corellm.loading.features import (
     embeddings_at_once,
     most_states,
     parts_of,
+    placed_layers,
     users_of,
     with_kept_states,
 )
@@ -80,7 +81,6 @@ from corellm.worker.decode_graphs import graph_sizes, plan_sizes_for_cpu, sizes_
 from corellm.worker.graphs import CudaGraph
 from corellm.worker.kv_cache import QUANTIZED, KVCache, cache_dtype
 from corellm.worker.model_runner import ModelRunner
-from corellm.worker.parts.windows import window_layers
 
 logger = logging.getLogger(__name__)
 
@@ -305,10 +305,9 @@ def _make_runner(
     num_places: int | None = None,
 ) -> ModelRunner:
     """Return the model runner, with its KV cache allocated."""
-    placed = frozenset[int]() if num_places is None else window_layers(weights.layout)
     cache = KVCache(
         weights.layout, num_blocks, config.cache.block_size, kv_dtype, context.device, num_host_blocks,
-        num_places or 0, placed,
+        num_places or 0, placed_layers(weights, num_places),
     )  # fmt: skip
     make = weights.make_runner or ModelRunner
     return make(

@@ -1,6 +1,6 @@
 """What holds blocks, or something of theirs, beside the block tables of a `BlockManager`.
 
-Windows and encoders' states are such users. A model without them has no user, and its requests run none of this.
+Most models have no user, and their requests run none of this.
 """
 
 from __future__ import annotations
