@@ -39,11 +39,12 @@ time; a hook writes into none of them but `inputs_embeds`.
 Lifecycle: before there is a model `register_config`, `register_tokenizer`; at load `load_model`, `get_language_model`,
 `get_max_encoder_states`, `get_supported_mm_limits`, `get_data_parser`, `get_dummy_*`, `register_processor` (at the
 first use of `context.hf_processor`), `get_mm_kwargs_names`, `get_mm_max_tokens_per_item`,
-`get_multimodal_embedding_width`; per request, in the front end, `make_context` or `get_transcription_prompt`,
-`get_placeholder_str`, `refuse_embeddings`, `get_item_kwargs`, `call_hf_processor`, `get_mm_fields_config`,
-`apply_hf_processor_tokens_only`, `get_prompt_updates`, `get_bidirectional_spans`, `get_visible_states`,
-`get_decoder_prompt`; in the worker, once per request `get_rope_positions` and `get_encoder_states`, and per step
-`get_multimodal_embeddings`, `get_input_embeddings`, `merge_multimodal_embeddings`, `compute_logits`.
+`get_multimodal_embedding_width`; per request, in the front end, `make_context` or `get_transcription_prompt`
+(`get_speech_form` for the first one), `get_placeholder_str`, `refuse_embeddings`, `get_item_kwargs`,
+`call_hf_processor`, `get_mm_fields_config`, `apply_hf_processor_tokens_only`, `get_prompt_updates`,
+`get_bidirectional_spans`, `get_visible_states`, `get_decoder_prompt`; in the worker, once per request
+`get_rope_positions` and `get_encoder_states`, and per step `get_multimodal_embeddings`, `get_input_embeddings`,
+`merge_multimodal_embeddings`, `compute_logits`.
 
 An encoder-decoder is a model for which `get_max_encoder_states` gives a number. Its prompt, items included, is what the
 encoder reads; `get_decoder_prompt` gives the tokens that its output begins behind.
@@ -62,7 +63,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pluggy
 
@@ -209,6 +210,55 @@ class DecoderPrompt:
     """Tokens that the output's first ones may be, place by place; behind them come any."""
     not_first: Sequence[int] = ()
     """Tokens that do not come right behind these."""
+
+
+class AudioWindows(Protocol):
+    """A long audio item, as a model reads it window by window."""
+
+    num_frames: int
+    """Frames of the whole; `SpokenTimes` says how many a window has."""
+
+    def at(self, frame: int) -> tuple[Any, Mapping[str, Any]]:
+        """Return the item of the window from a frame on, and the `mm_processor_kwargs` to process it with."""
+        ...
+
+
+@dataclass(frozen=True)
+class SpokenTimes:
+    """How a model tells when what it writes down is said: tokens of times, counted from the beginning of a window."""
+
+    zero: int
+    """The token of time 0; each token after it, up to the last one, is a step later."""
+    without: int
+    """The token by which a prompt says that no times come; it does not come beside times."""
+    end: int
+    """The token that ends a text; those below it are text."""
+    most_first: int | None
+    """Most steps before the first segment of a window; None for any number."""
+    window_frames: int
+    """Frames of audio that the model reads at once."""
+    frames_per_step: int
+    seconds_per_frame: float
+    windows: Callable[[Any], AudioWindows]
+    """An audio item, `[num_samples]` float32 at the model's rate, as windows."""
+    prompt: Callable[[str | None, bool, str, int | None], Sequence[int] | None]
+    """Tokens that ask for text with times: of language, whether to translate, and context, as
+    `get_transcription_prompt` has them, and of the token of the language that was heard. None where it must be heard
+    first: then the first output token for the audio alone is that token."""
+    languages: Mapping[int, str]
+    """Names of languages by the tokens of a prompt that say them: `{50261: "german"}`."""
+
+
+@dataclass(frozen=True)
+class SpeechForm:
+    """How a model writes down audio that is longer than it reads at once."""
+
+    seconds: float
+    """The longest audio that it reads at once."""
+    sampling_rate: int
+    """Samples per second of audio."""
+    times: SpokenTimes | None = None
+    """None for a model that tells no times: longer audio is cut where it is silent."""
 
 
 # --- before there is a model ---------------------------------------------------------------------------------------
@@ -590,6 +640,20 @@ def get_transcription_prompt(language: str | None, translate: bool, context: str
 
     Example:
         return self.context.tokenizer.encode(f"[BEGIN_AUDIO][AUDIO]lang:{_checked(language)}[TRANSCRIBE]")
+    """
+
+
+@_first_result
+def get_speech_form() -> SpeechForm | None:
+    """Say how audio is written down that is longer than the model reads at once, and with which tokens of times.
+
+    Called once, for the first transcription.
+
+    Returns:
+        None, the default, for a model that reads audio of any length at once: then it is not cut.
+
+    Example:
+        return SpeechForm(seconds=30.0, sampling_rate=16_000)
     """
 
 

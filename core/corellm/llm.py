@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         PoolingRequestOutput,
         ScoringOutput,
     )
+    from corellm_speech.segments import Transcript
 
 OnError = Literal["raise", "return"]
 _Result = TypeVar("_Result")
@@ -314,16 +315,18 @@ class LLM(Maintenance, NotPicklable):
 
     # --- calls of extensions ----------------------------------------------------------------------------------------
 
-    if TYPE_CHECKING:  # arguments and results are documented at `corellm_pooling.calls`, `corellm_decoding.beam_calls`
+    if TYPE_CHECKING:  # documented at `corellm_pooling.calls`, `corellm_decoding.beam_calls`, `corellm_speech.calls`
         encode: Callable[..., list[PoolingRequestOutput[PoolingOutput]]]
         embed: Callable[..., list[PoolingRequestOutput[EmbeddingOutput]]]
         classify: Callable[..., list[PoolingRequestOutput[ClassificationOutput]]]
         reward: Callable[..., list[PoolingRequestOutput[PoolingOutput]]]
         score: Callable[..., list[PoolingRequestOutput[ScoringOutput]]]
         beam_search: Callable[..., list[RequestOutput]]
+        transcribe: Callable[..., list[Transcript]]
     else:
         encode, embed, classify, reward, score = (CallOfExtension("pooling") for _ in range(5))
         beam_search = CallOfExtension("decoding")
+        transcribe = CallOfExtension("speech")
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 

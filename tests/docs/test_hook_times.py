@@ -159,13 +159,18 @@ def observe_reading_of_prompts(watch: Watch, path: Path) -> Observed:
 
 
 def observe_transcriptions(watch: Watch, path: Path) -> Observed:
-    """Return when the hook is called that asks for what is said."""
-    name = "get_transcription_prompt"
+    """Return when the hooks are called that ask for what is said."""
+    name, form = "get_transcription_prompt", "get_speech_form"
     seen: dict[str, set[str]] = {hook: set() for hook in CONTRACT.hooks}
     with LLM(str(path), dtype="float32", enforce_eager=True) as llm:
-        if watch.called[name] or watch.during(lambda: llm.generate("?", use_tqdm=False))[name]:
-            seen[name].add("at load")
-        ask = llm.engine.input_processor.transcription_prompt
+        at_load, without = watch.called, watch.during(lambda: llm.generate("?", use_tqdm=False))
+        for hook in (name, form):
+            if at_load[hook] or without[hook]:
+                seen[hook].add("at load")
+        processor = llm.engine.input_processor
+        if [watch.during(lambda: processor.speech_form)[form] for _ in range(2)] == [1, 0]:
+            seen[form].add("per request")
+        ask = processor.transcription_prompt
         if watch.during(lambda: ask("en", translate=False, context=""))[name] == 1:
             seen[name].add("per request")
     return Observed(seen, [], [])

@@ -351,6 +351,27 @@ print("same:", llm.generate("A", params)[0].outputs[0].token_ids == before)
 """
 
 
+SPEECH = """
+import numpy as np
+from corellm import LLM, SamplingParams
+from corellm_transformers.tiny import make_tiny_checkpoint
+
+llm = LLM(str(make_tiny_checkpoint("whisper", architecture="WhisperForConditionalGeneration")), dtype="float32")
+noise = np.random.default_rng(0).normal(scale=0.1, size=80_000).astype("float32")
+(found,) = llm.transcribe((noise, 16_000), sampling_params=SamplingParams(temperature=0, max_tokens=20))
+print("segments:", len(found.segments) > 1, found.seconds)
+"""
+
+
+def check_speech(work: Path, wheels: Wheels) -> None:
+    """Check audio of several windows with the core and the generic adapter; what is missing without the extension."""
+    environment = installed(work / "speech", ["corellm-speech", "corellm-transformers"], wheels)
+    expect("segments: True 5.0", environment.python("-c", SPEECH))
+    environment.pip("uninstall", "--yes", "corellm-speech")
+    expect("pip install ./extensions/speech", environment.python("-c", SPEECH, status=1))
+    print("corellm-speech: long audio, and is missed where it is not", flush=True)
+
+
 def check_testing(work: Path, wheels: Wheels) -> None:
     """Check the tools of authors with the core alone: they start; the contract of a plugin is checked with each."""
     environment = installed(work / "testing", ["corellm-testing"], wheels)
@@ -393,6 +414,7 @@ EXTENSIONS = {
     "corellm-pooling": check_pooling,
     "corellm-quantization": Script("quantization", FOUR_BITS, "tokens: "),
     "corellm-speculative": Script("speculative", DRAFTS, "tokens: "),
+    "corellm-speech": check_speech,
     "corellm-structured": Script("structured", STRUCTURED, "one of both: "),
     "corellm-testing": check_testing,
     "corellm-training": Script("training", TRAINING, "same: True"),

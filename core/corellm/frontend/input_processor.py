@@ -27,7 +27,7 @@ from corellm.frontend.prompt_key import DISTRIBUTIONS, NO_KEYS, PromptKey, way_o
 from corellm.frontend.stated_parts import part_of_prompt, states_parts
 from corellm.frontend.text_limit import TextLimit
 from corellm.frontend.text_tokenizer import TextTokenizer
-from corellm.hookspecs import DecoderPrompt
+from corellm.hookspecs import DecoderPrompt, SpeechForm
 from corellm.multimodal.chat import collect_media
 from corellm.multimodal.chat.continuing import is_begun, num_appended
 from corellm.multimodal.hook_results import adapter_errors, call_hook
@@ -325,6 +325,16 @@ class InputProcessor:
         with adapter_errors("get_transcription_prompt"):
             tokens = call_hook(ask, language=language, translate=translate, context=context)
         return None if tokens is None else self.known(list(tokens))
+
+    @cached_property
+    def speech_form(self) -> SpeechForm | None:
+        """How audio is written down that is longer than the model reads at once; None if it reads any.
+
+        Raises:
+            ContractError, ProcessingError: the adapter is at fault.
+        """
+        with adapter_errors("get_speech_form"):
+            return call_hook(self._hooks.get_speech_form)
 
     def process_chat(
         self,

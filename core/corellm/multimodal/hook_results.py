@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import pluggy
 
 from corellm.errors import ContractError, CorellmError, ProcessingError, raised_at
+from corellm.hookspecs import SpeechForm
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -22,6 +23,7 @@ _EXPECTED: dict[str, tuple[type | tuple[type, ...], str]] = {
     "get_mm_fields_config": (Mapping, "{tensor name: MultiModalFieldConfig}"),
     "get_prompt_updates": (Sequence, "a list of PromptReplacement / PromptInsertion"),
     "apply_hf_processor_tokens_only": (Sequence, "a list of token ids"),
+    "get_speech_form": ((SpeechForm, type(None)), "a SpeechForm, or None"),
     "get_transcription_prompt": ((Sequence, type(None)), "a list of token ids, or None"),
 }
 

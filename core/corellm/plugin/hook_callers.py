@@ -35,6 +35,7 @@ class HookCallers:
     get_placeholder_str = staticmethod(hookspecs.get_placeholder_str)
     make_context = staticmethod(hookspecs.make_context)
     get_transcription_prompt = staticmethod(hookspecs.get_transcription_prompt)
+    get_speech_form = staticmethod(hookspecs.get_speech_form)
     load_model = staticmethod(hookspecs.load_model)
     get_language_model = staticmethod(hookspecs.get_language_model)
     get_multimodal_embeddings = staticmethod(hookspecs.get_multimodal_embeddings)

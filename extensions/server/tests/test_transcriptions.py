@@ -112,7 +112,7 @@ def test_the_official_client(listening: Running) -> None:
         assert done.text == whole.text
         assert done.usage is not None
         assert done.usage.model_dump() == whole.usage.model_dump()
-        with pytest.raises(openai.BadRequestError, match="times") as caught:
+        with pytest.raises(openai.BadRequestError, match="tells no times") as caught:
             create(file=("a.wav", wav()), model=MODEL, response_format="srt")
         assert (caught.value.param, caught.value.code) == ("response_format", "unsupported_parameter")
 
@@ -133,7 +133,7 @@ def test_what_the_model_is_told(listening: Running) -> None:
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"file": None}, "file"), ({"file": "text"}, "file"), ({"model": None}, "model"),
     ({"file": ("a.wav", b"")}, "file"), ({"file": ("a.wav", b"RIFFxxxxWAVE")}, "file"),
-    ({"file": ("a.wav", wav(samples=40_000))}, "file"), ({"file": ("a.png", b"\x89PNG\r\n\x1a\n")}, "file"),
+    ({"file": ("a.png", b"\x89PNG\r\n\x1a\n")}, "file"),
     ({"temperature": "-1"}, "temperature"), ({"temperature": "9"}, "temperature"),
     ({"temperature": "nan"}, "temperature"), ({"temperature": "x"}, "temperature"),
     ({"max_completion_tokens": "0"}, "max_completion_tokens"), ({"max_completion_tokens": "999999"}, "file"),

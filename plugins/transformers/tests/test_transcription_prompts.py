@@ -24,7 +24,8 @@ from plugins.transformers.tests.test_encoder_decoders import (
 )
 
 TOLD: list[tuple[str | None, bool, str]] = [
-    ("german", False, ""), ("en", False, ""), (None, True, ""), ("en", True, "one two three"), (None, False, "a lamp"),
+    ("german", False, ""), ("en", False, ""), (None, True, ""), ("en", True, "one two three"),
+    (None, False, "one two three"),
 ]  # fmt: skip
 
 

@@ -104,13 +104,18 @@ class Preparation:
             exchange, checked, mm_processor_kwargs=request.mm_processor_kwargs, priority=priority or 0, **options
         )
 
-    async def audio(self, exchange: Exchange, request: TranscriptionRequest) -> ProcessedPrompt:
+    async def audio(self, exchange: Exchange, request: TranscriptionRequest, item: Any = None) -> ProcessedPrompt:
         """The prompt that asks for what is said in a file: of the family's own form, else of a conversation.
+
+        Args:
+            exchange: the request.
+            request: its body.
+            item: a piece of the file; None for the whole.
 
         Raises:
             ApiError, CorellmError: what is wrong with it, or the model takes no audio, or cannot be told what it is.
         """
-        processor, content = self._client.input_processor, request.file.content
+        processor, content = self._client.input_processor, request.file.content if item is None else item
         parts = [Part("file", "audio", content)]
         checked = CheckedMessages(ReadMessages([{"role": "user", "content": parts}]), "file")
         check_counts(checked.sources, 1, processor.mm_processor.limits)

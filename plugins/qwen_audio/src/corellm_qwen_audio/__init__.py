@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from corellm.errors import MediaError, MediaTooLargeError, ProcessorKwargsError
-from corellm.hookspecs import ModelContext, hookimpl
+from corellm.hookspecs import ModelContext, SpeechForm, hookimpl
 from corellm.multimodal import MultiModalFieldConfig, MultiModalKwargsItem, PromptReplacement, dummy_audios
 
 if TYPE_CHECKING:
@@ -51,6 +51,12 @@ class Qwen2Audio:
         """Samples of the longest audio that the encoder takes."""
         samples: int = self.context.hf_processor.feature_extractor.n_samples
         return samples
+
+    @hookimpl
+    def get_speech_form(self) -> SpeechForm:
+        """The longest audio that the encoder takes; it tells no times."""
+        rate = int(self.context.hf_processor.feature_extractor.sampling_rate)
+        return SpeechForm(self._most_samples / rate, rate)
 
     @hookimpl
     def get_placeholder_str(self, modality: str, index: int) -> str | None:

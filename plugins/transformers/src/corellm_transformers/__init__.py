@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from corellm.errors import CorellmError, MediaError, ProcessorKwargsError
-from corellm.hookspecs import ModelContext, hookimpl
+from corellm.hookspecs import ModelContext, SpeechForm, hookimpl
 from corellm.multimodal import (
     MultiModalFeature,
     MultiModalFieldConfig,
@@ -183,6 +183,13 @@ class TransformersModel:
         """What the model's masks showed at load: nothing, the rows of items, or the whole prompt."""
         spans = self._forward.spans
         return None if spans is None else spans.of(token_ids, mm_features)
+
+    @hookimpl
+    def get_speech_form(self) -> SpeechForm | None:
+        """The longest audio of which the processor leaves nothing out; None where it takes any."""
+        from corellm_transformers.long_audio import speech_form
+
+        return speech_form(self._family)
 
     # --- the model --------------------------------------------------------------------------------------------------
 

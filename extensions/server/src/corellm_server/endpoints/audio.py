@@ -7,6 +7,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse, Response
 
+from corellm.multimodal.chat.reading import Part
+from corellm_server.conversation import check_counts
 from corellm_server.endpoints.replies import checked_body, declared, json_response
 from corellm_server.exchange import exchange_of
 from corellm_server.requests.audio import TranscriptionRequest, TranslationRequest
@@ -14,6 +16,9 @@ from corellm_server.responses.audio import TranscriptionResponse
 from corellm_server.responses.events import EventStream
 from corellm_server.sampling import transcription_params
 from corellm_server.service import Service
+from corellm_server.speech.readings import begun
+from corellm_server.speech.replies import ReadingReply
+from corellm_server.speech.request_checks import check_format
 
 
 def audio_routes(service: Service) -> APIRouter:
@@ -43,8 +48,11 @@ async def _text_of_audio(service: Service, request: Request, form: type[Transcri
     exchange = exchange_of(request.scope)
     body = checked_body(form, exchange.body)
     service.check_model(body.model, "generate")
-    body.check_format()
+    check_format(body)
     params = transcription_params(body, service.client.get_default_sampling_params(), service.config.limits)
+    check_counts([Part("file", "audio", None)], 1, service.client.input_processor.mm_processor.limits)
+    if (run := await begun(service, exchange, body, params)) is not None:
+        return await ReadingReply(body, run).response()
     prompt = await service.preparation.audio(exchange, body)
     is_capped = body.max_completion_tokens is not None
     service.preparation.check_fit(prompt, params, is_capped=is_capped, where="file")

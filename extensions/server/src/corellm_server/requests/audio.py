@@ -12,8 +12,6 @@ from corellm_server.errors import ApiError
 from corellm_server.form import UploadedFile
 from corellm_server.requests.body import FIRST_ERROR, Body
 
-_NO_TIMES = "models tell no times; cut the audio, and ask for each piece"
-
 
 class TranscriptionRequest(Body):
     """`POST /v1/audio/transcriptions`."""
@@ -21,11 +19,10 @@ class TranscriptionRequest(Body):
     model_config = ConfigDict(strict=False, arbitrary_types_allowed=True)
 
     REFUSED: ClassVar[Mapping[str, Absent]] = {
-        "chunking_strategy": Absent(("auto",), "audio is not cut into pieces"),
+        "chunking_strategy": Absent(("auto",), "long audio is always cut, as the model has it; leave it out"),
         "include": Absent((), "log-probabilities are not reported; use /v1/chat/completions with the audio as a part"),
         "known_speaker_names": Absent((), "speakers are not told apart"),
         "known_speaker_references": Absent((), "speakers are not told apart"),
-        "timestamp_granularities": Absent((), _NO_TIMES),
     }
 
     file: Annotated[UploadedFile, WithJsonSchema({"type": "string", "format": "binary"})]
@@ -41,7 +38,9 @@ class TranscriptionRequest(Body):
     prompt: str | None = None
     """What else the model is told of the audio, or what was said before."""
     response_format: str = "json"
-    """`json`, or `text` for the text alone."""
+    """`json`, or `text` for the text alone; of a model that tells times `verbose_json`, `srt` or `vtt`."""
+    timestamp_granularities: Annotated[list[str], FIRST_ERROR] | None = None
+    """`segment`, with `verbose_json`; times of words are not found."""
     temperature: float = 0.0
     """0 is greedy."""
     seed: int | None = None
@@ -49,7 +48,7 @@ class TranscriptionRequest(Body):
     stream: bool | None = None
     """Send the text as events while it is generated."""
     max_completion_tokens: int | None = None
-    """Most tokens to generate; by default as many as the model takes."""
+    """Most tokens to generate, for each piece of audio that is cut; by default as many as the model takes."""
 
     TRANSLATES: ClassVar[bool] = False
     """Whether the text is to be in English, else in the language that is spoken."""
@@ -97,20 +96,6 @@ class TranscriptionRequest(Body):
                     "leave it out",
                     param=name, code="unsupported_parameter",
                 )  # fmt: skip
-
-    def check_format(self) -> None:
-        """Refuse formats with times, and streams of plain text.
-
-        Raises:
-            ApiError: another format than json and text, or text as events.
-        """
-        if self.response_format not in ("json", "text"):
-            raise ApiError(
-                400, f"response_format {self.response_format!r:.100} is not supported: {_NO_TIMES}; use json or text",
-                param="response_format", code="unsupported_parameter",
-            )  # fmt: skip
-        if self.stream and self.response_format == "text":
-            raise ApiError(400, "stream sends events of JSON; leave response_format out", param="response_format")
 
 
 class TranslationRequest(TranscriptionRequest):

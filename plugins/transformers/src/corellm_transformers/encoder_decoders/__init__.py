@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from corellm.errors import CorellmError, MediaError, ProcessorKwargsError, PromptError
-from corellm.hookspecs import ChatPrompt, DecoderPrompt, ModelContext, hookimpl
+from corellm.hookspecs import ChatPrompt, DecoderPrompt, ModelContext, SpeechForm, hookimpl
 from corellm.multimodal import (
     MultiModalFeature,
     MultiModalFieldConfig,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from corellm_transformers.encoder_decoders.items import Items
     from corellm_transformers.encoder_decoders.outline import Outline
     from corellm_transformers.encoder_decoders.prompts import Prompts
+    from corellm_transformers.encoder_decoders.windows import Spectrograms
 
 
 class EncoderDecoder:
@@ -120,6 +121,8 @@ class EncoderDecoder:
             MediaError: the processor refuses the item, or would cut it.
         """
         ((modality, (item,)),) = mm_data.items()
+        if (window := mm_kwargs.get("window")) is not None and self._spectrograms is not None:
+            return {name: [value] for name, value in self._spectrograms.window(item, window).items()}
         check_processor_kwargs(self.context.hf_processor, mm_kwargs)
         check_sizes(self.context.hf_processor, modality, self.context.kwargs_for(modality), mm_kwargs)
         try:
@@ -185,6 +188,20 @@ class EncoderDecoder:
     def get_transcription_prompt(self, language: str | None, translate: bool, context: str) -> Sequence[int] | None:
         """What `generate` begins with where it is told these."""
         return self._prompts.transcription(language, translate, context)
+
+    @cached_property
+    def _spectrograms(self) -> Spectrograms | None:
+        """What the feature extractor makes of windows of long audio; None if it has none."""
+        from corellm_transformers.encoder_decoders.speech import spectrograms_of
+
+        return spectrograms_of(self._items)
+
+    @hookimpl
+    def get_speech_form(self) -> SpeechForm | None:
+        """The longest audio that the feature extractor takes, and the tokens of times that `generate` knows."""
+        from corellm_transformers.encoder_decoders.speech import form_of
+
+        return form_of(self._items, self._spectrograms, self._outline, self._prompts)
 
     # --- the model --------------------------------------------------------------------------------------------------
 

@@ -60,7 +60,7 @@ class Items:
         return {name: value for name, value in output.items() if name not in _OF_TEXT and value is not None}
 
     def _check_length(self, samples: Any, kwargs: Mapping[str, Any]) -> None:
-        longest = self._longest
+        longest = self.longest
         if longest is not None and len(samples) > longest and not kwargs.get("truncation"):
             rate = self.sampling_rate
             raise MediaError(
@@ -71,7 +71,7 @@ class Items:
             )
 
     @property
-    def _longest(self) -> int | None:
+    def longest(self) -> int | None:
         """The samples that the feature extractor pads audio to, and cuts it at; None where it does neither."""
         return getattr(self.processor.feature_extractor, "n_samples", None)
 
@@ -90,7 +90,7 @@ class Items:
         """Yield items, each larger than the one before: images of up to 1024 pixels a side, audio of up to a minute."""
         if self.modality == "audio":
             for seconds in (1, 5, 10, 20, 30, 60):
-                yield dummy_audios(1, num_samples=min(seconds * self.sampling_rate, self._longest or 2**31))[0]
+                yield dummy_audios(1, num_samples=min(seconds * self.sampling_rate, self.longest or 2**31))[0]
         else:
             for side in (64, 256, 1024):
                 yield dummy_images(1, width=side, height=side)[0]

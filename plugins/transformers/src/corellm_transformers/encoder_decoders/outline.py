@@ -88,6 +88,19 @@ class Outline:
         return frozenset(own.keys() - all_have.keys())
 
     @property
+    def generation(self) -> GenerationConfig:
+        """The checkpoint's generation configuration."""
+        return self._model.generation_config
+
+    @property
+    def frames(self) -> tuple[int, int] | None:
+        """Frames of audio that `generate` reads at once, and for each state; None where it does not count them."""
+        encoder = self._model.get_encoder()
+        strides = [getattr(getattr(encoder, name, None), "stride", (0,))[0] for name in ("conv1", "conv2")]
+        per_state = strides[0] * strides[1]
+        return (per_state * self._model.config.max_source_positions, per_state) if per_state else None
+
+    @property
     def start_of_earlier(self) -> int | None:
         """The token that says that what follows was said before; None if the generation configuration names none."""
         token: int | None = getattr(self._model.generation_config, "prev_sot_token_id", None)

@@ -82,9 +82,15 @@ class Prompts:
             )
         return DecoderPrompt([*known.tokens, *text], num_states, known.choices, known.not_first)
 
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        """Tokens that stand for no text, those of times among them, which tokenizers do not call special."""
+        tokenizer = self._context.tokenizer
+        return frozenset(tokenizer.all_special_ids) | tokenizer.added_tokens_decoder.keys()
+
     def _leaves_language_out(self, behind: Sequence[int]) -> bool:
         """Whether only special tokens are behind the one that the decoder starts from, and no language first."""
-        if not set(self._context.tokenizer.all_special_ids).issuperset(behind):
+        if not self._special.issuperset(behind):
             return False
         return not behind or behind[0] not in self.beginning.choices[0]
 
@@ -92,6 +98,38 @@ class Prompts:
         """Return what `generate` begins with where it is told these, without a language that it is to choose.
 
         None where there is nothing to tell it.
+
+        Raises:
+            PromptError: it cannot be told one of them; names it.
+        """
+        if not (language or translate or context):
+            return None
+        beginning = self._told(language, translate, context)
+        return [*beginning.tokens, *(tokens[0] for tokens in beginning.choices[1:])]
+
+    def timed(
+        self, without: int, language: str | None, translate: bool, context: str, heard: int | None
+    ) -> list[int] | None:
+        """Return what `generate` begins with where times are to come; None if a language must be heard first.
+
+        Args:
+            without: the token that says that no times come.
+            language, translate, context: what it is told.
+            heard: the token of the language that was heard.
+
+        Raises:
+            PromptError: it cannot be told one of them; names it.
+        """
+        beginning = self._told(language, translate, context)
+        if beginning.choices and heard is None:
+            return None
+        tokens = list(beginning.tokens)
+        if heard is not None and beginning.choices:
+            tokens += [heard, *(forced[0] for forced in beginning.choices[1:])]
+        return tokens[:-1] if tokens[-1] == without else tokens
+
+    def _told(self, language: str | None, translate: bool, context: str) -> Beginning:
+        """Return what `generate` does where it is told these.
 
         Raises:
             PromptError: it cannot be told one of them; names it.
@@ -104,20 +142,19 @@ class Prompts:
         if context:
             told["prompt_ids"] = context
         if not told:
-            return None
+            return self.beginning
         for argument in told.keys() - self._outline.arguments:
             said = "to translate" if argument == "task" else f"a {_FIELDS[argument]}"
             raise PromptError(f"this model cannot be told {said}; leave it out", param=_FIELDS.get(argument))
         if context:
             told["prompt_ids"] = self._before(context)
         try:
-            beginning = self._outline.beginning(self._tensors, **told)
+            return self._outline.beginning(self._tensors, **told)
         except (CheckpointError, ValueError) as error:
             reason = " ".join(str(error.__cause__ or error).split())[:300]
             raise PromptError(
                 f"the model cannot be told this: {reason}", param=_FIELDS.get(next(iter(told)))
             ) from error
-        return [*beginning.tokens, *(tokens[0] for tokens in beginning.choices[1:])]
 
     def _before(self, context: str) -> Tensor:
         """Return what was said before, as `generate` takes it: `[num_tokens]`, a token that says so and the text's.
@@ -135,7 +172,7 @@ class Prompts:
                 param="prompt",
             )
         tokens = self._context.tokenizer(" " + context.strip(), add_special_tokens=False)["input_ids"]
-        if special := set(tokens) & set(self._context.tokenizer.all_special_ids):
+        if special := self._special.intersection(tokens):
             said = self._context.tokenizer.decode(min(special))
             raise PromptError(f"prompt: {said!r} stands for no text; leave it out", param="prompt")
         return torch.tensor([start, *tokens])

@@ -9,9 +9,10 @@ from corellm_transformers.tiny.kinds import Kind
 
 _SPEECH: dict[str, Any] = {"max_source_positions": 100, "max_target_positions": 512, "num_mel_bins": 16}
 _WHISPER = (
-    "<|startoftranscript|>", "<|en|>", "<|de|>", "<|transcribe|>", "<|translate|>", "<|notimestamps|>",
-    "<|startofprev|>",
+    "<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|transcribe|>", "<|translate|>", "<|startofprev|>",
+    "<|notimestamps|>", *(f"<|{step / 50:.2f}|>" for step in range(101)),
 )  # fmt: skip
+"""As in published vocabularies: behind the text's tokens the one that ends it, and last the times."""
 _START = {"decoder_start_token_id": "</s>"}
 
 ENCODER_DECODERS: Mapping[str, Kind] = {
@@ -19,9 +20,12 @@ ENCODER_DECODERS: Mapping[str, Kind] = {
         config=_SPEECH,
         audio={"feature_size": 16, "chunk_length": 2},
         more_tokens=_WHISPER,
+        last_tokens=_WHISPER,
         add_bos=False,
         generation={
             "decoder_start_token_id": "<|startoftranscript|>",
+            "eos_token_id": "<|endoftext|>",
+            "max_initial_timestamp_index": 50,
             "is_multilingual": True,
             "lang_to_id": {"<|en|>": "<|en|>", "<|de|>": "<|de|>"},
             "task_to_id": {"transcribe": "<|transcribe|>", "translate": "<|translate|>"},
@@ -29,7 +33,7 @@ ENCODER_DECODERS: Mapping[str, Kind] = {
             "prev_sot_token_id": "<|startofprev|>",
             "return_timestamps": False,
             "language": "german",
-            "suppress_tokens": ["<|startoftranscript|>", "<|transcribe|>", "<|translate|>", "a", "e"],
+            "suppress_tokens": [_WHISPER[1], *_WHISPER[4:7], "a", "e"],
         },
     ),
     "MoonshineForConditionalGeneration": Kind(

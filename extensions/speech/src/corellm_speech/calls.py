@@ -1,0 +1,121 @@
+"""`LLM.transcribe`: readings, run side by side.
+
+Knows arguments and requests; what the requests are is the readings' to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from corellm.errors import InvalidParameterError, UnsupportedModalityError
+from corellm.known_fields import refusing
+from corellm.llm import LLM
+from corellm.sampling_params import SamplingParams
+from corellm_speech.reading import Asked, Reading, begin
+from corellm_speech.segments import Transcript
+
+if TYPE_CHECKING:
+    from corellm.serving import AsyncLLM, InputProcessor, ProcessedPrompt
+
+
+def calls_of(llm: LLM | AsyncLLM) -> SpeechCalls | None:
+    """Return the call of an engine; None for one that has none."""
+    return SpeechCalls(llm) if isinstance(llm, LLM) else None
+
+
+class SpeechCalls:
+    """The method of `LLM`.
+
+    Args:
+        llm: whose it is.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+
+    @refusing()
+    def transcribe(
+        self,
+        audio: Any,
+        *,
+        language: str | None = None,
+        translate: bool = False,
+        prompt: str = "",
+        times: bool = True,
+        sampling_params: SamplingParams | None = None,
+    ) -> list[Transcript]:
+        """Write down what is said in audio of any length.
+
+        A model that tells times reads long audio as transformers' `generate(return_timestamps=True)` does. For one that
+        tells none, longer audio than it reads at once is cut where it is silent.
+
+        Args:
+            audio: an item as prompts have it, or a list of items.
+            language: that is spoken, as `"de"` or `"german"`; None where the model is to hear it.
+            translate: whether the text is to be in English.
+            prompt: what was said before, or names that may come.
+            times: whether to ask for times, if the model tells them, also of audio that it reads at once.
+            sampling_params: how to choose tokens, `max_tokens` for each piece of the audio; None for the most likely
+                ones, and as many as there are. `logprobs`, `stop` and processors of logits have no effect.
+
+        Returns:
+            One transcript per item.
+
+        Raises:
+            UnsupportedModalityError: the model takes no audio.
+            InvalidParameterError: it is asked in a conversation.
+            RequestError, MediaError: an item is wrong, or the model cannot be told one of the others.
+        """
+        processor = self._llm.engine.input_processor
+        if "audio" not in processor.mm_processor.limits:
+            raise UnsupportedModalityError("transcribe: this model takes no audio", modality="audio")
+        params = sampling_params or SamplingParams(temperature=0, max_tokens=None)
+        asked = Asked(language, translate, prompt, replace(params, n=1))
+        items = audio if isinstance(audio, list) else [audio]
+        readings = [begin_reading(processor, item, asked, times=times) for item in items]
+        while running := [reading for reading in readings if reading.piece is not None]:
+            prepare = [_prepared(processor, reading) for reading in running]
+            wanted = [reading.piece.params for reading in running if reading.piece is not None]
+            outputs = self._llm.run_prepared(prepare, wanted, use_tqdm=False, on_error="raise")
+            for reading, output in zip(running, outputs, strict=True):
+                reading.take(output)
+        return [reading.transcript() for reading in readings]
+
+
+def begin_reading(processor: InputProcessor, item: Any, asked: Asked, *, times: bool) -> Reading:
+    """Begin the transcription of an item by a model that is asked in a form of its own.
+
+    Args:
+        processor: of the model.
+        item: as prompts have it.
+        asked: what is asked for.
+        times: whether to ask for times, if the model tells them.
+
+    Raises:
+        InvalidParameterError: the model is asked in a conversation.
+        RequestError, MediaError: as of `LLM.transcribe`.
+    """
+    samples = processor.mm_processor.parse({"audio": [item]})["audio"].get(0)
+    form = processor.speech_form
+    tells_times = form is not None and form.times is not None
+    ask = partial(processor.transcription_prompt, asked.language, translate=asked.translate, context=asked.context)
+
+    def prompt() -> list[int]:
+        tokens = ask()
+        if tokens is None and processor.max_states is None:
+            raise InvalidParameterError(
+                "transcribe: this model is asked in a conversation; give LLM.chat the audio as a part, and what to do "
+                "with it as text"
+            )
+        return tokens or []
+
+    return begin(form, samples, asked, processor.tokenizer, prompt, times=times and tells_times)
+
+
+def _prepared(processor: InputProcessor, reading: Reading) -> Callable[[], ProcessedPrompt]:
+    """Return what prepares a reading's next request."""
+    assert reading.piece is not None
+    return partial(processor.process, reading.piece.fields)
