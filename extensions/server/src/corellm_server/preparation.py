@@ -191,8 +191,9 @@ class Preparation:
         keys = self._keys_of(exchange)
         fields = {**prompt, "cache_salt": exchange.salt, "priority": priority or 0, **keys}
         process = partial(self._client.input_processor.process, fields)
+        takes_long = length > CHEAP_CHARACTERS or "multi_modal_data" in prompt
         try:
-            return await self.in_pool(exchange, process, takes_long=length > CHEAP_CHARACTERS)
+            return await self.in_pool(exchange, process, takes_long=takes_long)
         except RequestError as error:
             raise ApiError(error.status, f"{where}: {error}", param=error.param or where) from error
 

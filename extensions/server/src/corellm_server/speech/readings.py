@@ -46,14 +46,13 @@ class RunReading:
         Raises:
             ApiError, CorellmError: a piece is wrong, or failed.
         """
+        service, exchange, is_capped = self._service, self._exchange, self._body.max_completion_tokens is not None
         while (piece := self.reading.piece) is not None:
             prompt = await self._prompt(piece)
-            service = self._service
-            service.preparation.check_fit(
-                prompt, piece.params, is_capped=self._body.max_completion_tokens is not None, where="file"
-            )
-            output = await service.complete(self._exchange, prompt, piece.params)
-            yield self.reading.take(output), output
+            service.preparation.check_fit(prompt, piece.params, is_capped=is_capped, where="file")
+            output = await service.complete(exchange, prompt, piece.params)
+            take = partial(self.reading.take, output)  # which cuts the next piece
+            yield await service.preparation.in_pool(exchange, take, takes_long=True), output
 
     async def _prompt(self, piece: Piece) -> ProcessedPrompt:
         preparation, exchange = self._service.preparation, self._exchange

@@ -66,7 +66,8 @@ class ReadingReply:
     async def _events(self) -> AsyncGenerator[dict[str, Any], None]:
         """The text piece by piece, and the whole at the end."""
         async for text in self._texts():
-            yield {"type": "transcript.text.delta", "delta": text}
+            if text:
+                yield {"type": "transcript.text.delta", "delta": text}
         whole = self._run.reading.transcript().text
         yield {"type": "transcript.text.done", "text": whole, "usage": self._usage.reported_with_audio()}
 

@@ -86,7 +86,7 @@ class Prompts:
     def _special(self) -> frozenset[int]:
         """Tokens that stand for no text, those of times among them, which tokenizers do not call special."""
         tokenizer = self._context.tokenizer
-        return frozenset(tokenizer.all_special_ids) | tokenizer.added_tokens_decoder.keys()
+        return frozenset([*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder])
 
     def _leaves_language_out(self, behind: Sequence[int]) -> bool:
         """Whether only special tokens are behind the one that the decoder starts from, and no language first."""
