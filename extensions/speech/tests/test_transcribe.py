@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from corellm_llava.tiny import make_tiny_checkpoint as make_llava
 from corellm_qwen_audio.tiny import make_tiny_checkpoint as make_qwen_audio
 from corellm_speech import Transcript
 from corellm_transformers.tiny import make_tiny_checkpoint
+from corellm_transformers.tiny.encoder_decoders import ENCODER_DECODERS
 from extensions.speech.tests.sounds import RATE, TOKENS, Oracle, chirps
 from plugins.transformers.tests.test_encoder_decoders import whisper
 
@@ -64,6 +66,27 @@ def test_audio_of_any_length_is_read_as_by_generate(llm: LLM, oracle: Oracle) ->
         assert found.text == llm.engine.context.tokenizer.decode(text, skip_special_tokens=True)
     assert len({found.text for found in ours}) == len(ours)
     assert max(len(found.segments) for found in ours) > 5
+
+
+def test_windows_of_thirty_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As published checkpoints have them: shorter audio, and audio of two windows."""
+    kind = ENCODER_DECODERS["WhisperForConditionalGeneration"]
+    times = tuple(f"<|{step / 50:.2f}|>" for step in range(1501))
+    names = (*kind.last_tokens[:-101], *times)
+    sizes = {"max_source_positions": 1500, "max_target_positions": 448, "num_mel_bins": 80}
+    published = replace(
+        kind, config=sizes, audio={"feature_size": 80, "chunk_length": 30}, more_tokens=names, last_tokens=names
+    )
+    monkeypatch.setitem(ENCODER_DECODERS, "WhisperForConditionalGeneration", published)
+    make_tiny_checkpoint(tmp_path, architecture="WhisperForConditionalGeneration")
+    oracle, sounds = Oracle(tmp_path), [chirps(12.3, 0), chirps(45.37, 4)]
+    with LLM(str(tmp_path), dtype="float32") as llm:
+        ours = llm.transcribe([(sound, RATE) for sound in sounds], sampling_params=PARAMS)
+    for found, sound in zip(ours, sounds, strict=True):
+        wanted = oracle(sound)
+        assert [one.token_ids for one in found.segments] == wanted.token_ids
+        assert [(one.start, one.end) for one in found.segments] == wanted.times
+    assert max(one.end for one in ours[1].segments) > 30
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ _WHISPER = (
 """As in published vocabularies: behind the text's tokens the one that ends it, and last the times."""
 _START = {"decoder_start_token_id": "</s>"}
 
-ENCODER_DECODERS: Mapping[str, Kind] = {
+ENCODER_DECODERS: dict[str, Kind] = {
     "WhisperForConditionalGeneration": Kind(
         config=_SPEECH,
         audio={"feature_size": 16, "chunk_length": 2},
