@@ -105,7 +105,7 @@ def begin_reading(processor: InputProcessor, item: Any, asked: Asked, *, times: 
 
     def prompt() -> list[int]:
         tokens = ask()
-        if tokens is None and processor.max_states is None:
+        if tokens is None and processor.prompt_room is None:
             raise InvalidParameterError(
                 "transcribe: this model is asked in a conversation; give LLM.chat the audio as a part, and what to do "
                 "with it as text"
