@@ -13,7 +13,7 @@ from corellm.errors import CheckpointError, ContractError
 from corellm.scheduling.batch import SequenceChunk
 from corellm.worker.parts.recurrent.checking import make_states
 from corellm.worker.parts.recurrent.finding import find_mixers, noting_widths
-from corellm.worker.parts.recurrent.rows import DUMMY
+from corellm.worker.parts.recurrent.rows import DUMMY, Rows
 from corellm.worker.parts.recurrent.states import RecurrentStates
 
 WIDTH = 4
@@ -102,11 +102,11 @@ class Decoder(nn.Module):
         self.first, self.mixer = nn.Linear(WIDTH, WIDTH), mixer
 
 
-def _make(mixer: nn.Module, max_num_seqs: int = 2) -> RecurrentStates:
+def _make(mixer: nn.Module, max_num_seqs: int = 2, most_drafts: int = 0) -> RecurrentStates:
     found = find_mixers(Decoder(mixer))
     assert found == {"mixer": mixer}
     with_widths = {name: (module, WIDTH) for name, module in found.items()}
-    return make_states(with_widths, 1, max_num_seqs, torch.float32, torch.device("cpu"))
+    return make_states(with_widths, 1, Rows(max_num_seqs, most_drafts), torch.float32, torch.device("cpu"))
 
 
 def test_only_modules_that_hand_a_state_to_the_cache_are_found() -> None:
@@ -153,7 +153,7 @@ def test_a_module_that_runs_twice_in_a_step_is_refused() -> None:
         mixer(torch.zeros(1, 2, WIDTH), cache)
     assert widths == {"mixer": 0}
     with pytest.raises(CheckpointError, match="several times"):
-        make_states({"mixer": (mixer, 0)}, 1, 2, torch.float32, torch.device("cpu"))
+        make_states({"mixer": (mixer, 0)}, 1, Rows(2), torch.float32, torch.device("cpu"))
 
 
 def _chunk(request_id: str, start: int, num_tokens: int) -> SequenceChunk:
@@ -187,6 +187,31 @@ def test_a_flat_batch_is_split_by_sequences(kind: type[Sums]) -> None:
     output = run(_chunk("a", 3, 1), _chunk("b", 4, 3), tokens=torch.cat([a[3:], hidden[4:7]]))
     torch.testing.assert_close(output, torch.cat([a.sum(0)[None], hidden[:7].cumsum(0)[4:]]))
     assert states.num_parked == 0
+    states.rows.check_integrity()
+
+
+@torch.inference_mode()
+def test_drafts_see_the_state_of_those_before_them() -> None:
+    """Each token of a sequence runs after the one before it; the next step, or host memory, takes the state of any."""
+    mixer = Sums()
+    states, hidden = _make(mixer, most_drafts=2), torch.randn(12, WIDTH, generator=torch.Generator().manual_seed(2))
+    a, b = hidden[:7], hidden[7:]
+
+    def run(*chunks: SequenceChunk, tokens: list[Tensor]) -> Tensor:
+        with states.running(None, chunks):
+            output: Tensor = mixer(hidden_states=torch.cat(tokens)[None], cache_params=None)[0]
+        states.commit()
+        return output
+
+    run(_chunk("a", 0, 2), _chunk("b", 0, 1), tokens=[a[:2], b[:1]])
+    rows = [_chunk("a", 2, 1), _chunk("a", 3, 1), _chunk("a", 4, 1), _chunk("b", 1, 1), _chunk("b", 2, 1)]
+    found = run(*rows, tokens=[a[2:5], b[1:3]])
+    torch.testing.assert_close(found, torch.cat([a.cumsum(0)[2:5], b.cumsum(0)[1:3]]))
+    states.release(["b"], swapped=["b"])
+    found = run(_chunk("a", 3, 1), _chunk("b", 2, 1), _chunk("b", 3, 1), tokens=[a[5:6], b[3:]])
+    torch.testing.assert_close(
+        found, torch.stack([a[:3].sum(0) + a[5], b[:2].sum(0) + b[3], b[:2].sum(0) + b[3:].sum(0)])
+    )
     states.rows.check_integrity()
 
 

@@ -19,6 +19,7 @@ from corellm.worker.parts.recurrent.states import RecurrentStates
 from corellm_testing.tiny_text import make_tiny_checkpoint
 from tests.text_models.parity import LENGTHS, PROMPTS, Model, generated
 from tests.text_models.stateful import MAIN, MORE
+from tests.worker.test_drafts import guessing
 
 _SCARCE = {"block_size": 8, "num_kv_blocks": 16}
 """16 blocks of 8 tokens hold the longest request, but not all together."""
@@ -31,6 +32,8 @@ ENGINES: dict[str, dict[str, Any]] = {
 """Sizes of chunks and of blocks, kinds of preemption: every architecture of `MAIN` meets them all."""
 CASES = [(name, engine) for name in MAIN for engine in ENGINES]
 CASES += [(name, "swap-chunks-of-24") for name in MORE]
+_EXACT = ("Lfm2ForCausalLM", "whole")
+"""A model whose layers give a token the same bits whatever runs beside it."""
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +95,27 @@ def test_tokens_equal_transformers(model: Callable[[str], Model], architecture: 
         preempted = sum(output.metrics.num_preemptions for output in outputs)
         assert (preempted > 0) == ("num_kv_blocks" in options)
         _require_all_given_back(llm)
+
+
+@pytest.mark.parametrize(("architecture", "engine"), [*((name, "swap-chunks-of-24") for name in MAIN), _EXACT])
+def test_drafts_leave_the_states_as_they_would_be(
+    model: Callable[[str], Model], architecture: str, engine: str
+) -> None:
+    """Tokens are transformers', with drafts of which every fourth is wrong.
+
+    And log-probabilities those without drafts, bit for bit, where prompts are computed whole.
+    """
+    tiny, options = model(architecture), ENGINES[engine]
+    known = {tuple(want.prompt_token_ids): [want.token_ids] for want in tiny.wanted}
+    with guessing(known) as part, tiny.engine(**options) as llm:
+        outputs = tiny.require_equal(llm)
+        counts = llm.engine.scheduler.get_stats()
+        _require_all_given_back(llm)
+    assert part.num_drafts > sum(counts.accepted_per_position) > 15
+    if not options and not torch.cuda.is_available():
+        with tiny.engine() as llm:
+            plain = tiny.require_equal(llm)
+        assert [one.outputs[0].logprobs for one in outputs] == [one.outputs[0].logprobs for one in plain]
 
 
 @pytest.mark.parametrize("architecture", MAIN)

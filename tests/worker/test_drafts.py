@@ -25,11 +25,9 @@ from corellm.worker.input_batch import FlatBatch
 from corellm.worker.model_runner import ModelRunner
 from corellm.worker.parts.proposals import proposals_of
 from corellm.worker.parts.step_part import StepPart
-from corellm_testing.tiny_text import make_tiny_checkpoint
 from corellm_testing.together import generate_together
 from tests.fixtures import random_image
 from tests.sampling.automaton import automata, automaton
-from tests.text_models.stateful import MAIN
 
 Known = Mapping[tuple[int, ...], Sequence[Sequence[int]]]
 """Completions by prompt."""
@@ -158,15 +156,16 @@ def test_a_request_that_fails_among_drafts_fails_alone(tiny_llava: Path) -> None
     assert second.outputs[0].token_ids == wanted[1].outputs[0].token_ids[:6]
 
 
-def test_a_model_that_cannot_go_back_is_refused_with_drafts(tmp_path: Path) -> None:
-    """One whose layers keep a state: a wrong draft would stay in it."""
-    architecture, config = next(iter(MAIN.items()))
-    path = str(make_tiny_checkpoint(tmp_path, architecture=architecture, **config))
-    with (
-        guessing({}),
-        pytest.raises(ConfigError, match=r"Guesses drafts tokens, and this model cannot take back .* state"),
-    ):
-        LLM(path, dtype="float32", num_kv_blocks=64)
+class Remembering(StepPart):
+    """Takes no token back."""
+
+    irreversible = "it remembers"
+
+
+def test_a_part_that_cannot_go_back_is_refused_with_drafts() -> None:
+    """A wrong draft would stay in it."""
+    with pytest.raises(ConfigError, match=r"Guesses drafts tokens, and this model cannot take back .*: it remembers"):
+        proposals_of([Guesses({}), Remembering()], torch.device("cpu"), 10)
 
 
 def test_steps_with_drafts_are_replayed(tiny_llava: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,12 +41,13 @@ def with_kept_states(
     if not weights.mixers:
         return config, weights
     from corellm.worker.parts.recurrent.checking import make_states
+    from corellm.worker.parts.recurrent.rows import Rows
 
     logger.info("prefix caching is off: layers of this model keep a state, which is not kept with blocks")
     of_each: int = getattr(weights.language_model.config, "number_of_conv_states", 1)
-    num_seqs = sequences_at_once(config, context)
+    rows = Rows(sequences_at_once(config, context), max((part.most_drafts for part in weights.parts), default=0))
     with memory.explaining("the states of sequences", "lower max_num_seqs"):
-        states = make_states(weights.mixers, of_each, num_seqs, context.dtype, context.device)
+        states = make_states(weights.mixers, of_each, rows, context.dtype, context.device)
     config = replace(config, cache=replace(config.cache, enable_prefix_caching=False))
     return config, replace(weights, parts=[states, *weights.parts])
 

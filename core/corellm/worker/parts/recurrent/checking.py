@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from corellm.errors import CheckpointError, ContractError, CorellmError, raised_at
 from corellm.worker.parts.recurrent.mixer import Mixer
+from corellm.worker.parts.recurrent.rows import Rows
 from corellm.worker.parts.recurrent.states import RecurrentStates, StateLayout
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ _WAY_OUT = "run this checkpoint with transformers' own generate"
 def make_states(
     modules: Mapping[str, tuple[nn.Module, int]],
     num_kept: int,
-    max_num_seqs: int,
+    rows: Rows,
     dtype: torch.dtype,
     device: torch.device,
 ) -> RecurrentStates:
@@ -40,7 +41,7 @@ def make_states(
     Args:
         modules: with the width of their input, by name, from `find_mixers` and `noting_widths`.
         num_kept: states of each kind that a layer may keep, from the decoder's configuration.
-        max_num_seqs: sequences at once.
+        rows: of the states.
         dtype, device: of the model.
 
     Raises:
@@ -63,12 +64,12 @@ def make_states(
             reason = said if isinstance(error, CorellmError) else f"{type(error).__name__}: {said} ({raised_at(error)})"
             raise _refusal(f"{type(module).__name__} ({name})", reason) from error
         mixers.append(mixer)
-    states = RecurrentStates(mixers, layouts, max_num_seqs, device)
+    states = RecurrentStates(mixers, layouts, rows, device)
     num_bytes = sum(layout.num_bytes for of_mixer in layouts for layout in of_mixer)
     logger.info(
         "%d layers keep a state: %.2f MiB for each sequence, %.2f GiB for %d at once (max_num_seqs), with room to "
         "write beside what is read",
-        len(mixers), num_bytes / 2**20, states.rows.count * num_bytes / 2**30, max_num_seqs,
+        len(mixers), num_bytes / 2**20, rows.count * num_bytes / 2**30, rows.max_num_seqs,
     )  # fmt: skip
     if any(checked.values()):
         names = ", ".join(cls.__name__ for cls, by_token in checked.items() if by_token)

@@ -52,15 +52,25 @@ class _Prefill:
 
 
 @dataclass(frozen=True)
+class _Round:
+    """Single tokens of different sequences that have begun: they run together."""
+
+    places: Tensor | slice
+    """`[num_seqs]`: which tokens of the flat batch."""
+    read: Tensor
+    """`[num_seqs]`: rows."""
+    write: Tensor
+
+
+@dataclass(frozen=True)
 class _Step:
     """What the modules need to know of a step."""
 
     num_tokens: int
-    num_decodes: int
-    """Leading single tokens of sequences that have begun: they run together."""
-    read: Tensor
-    """`[num_decodes]`: rows."""
-    write: Tensor
+    rounds: list[_Round]
+    """Of the leading single tokens: each sequence's draft is in the round after the token before it."""
+    order: Tensor | None
+    """`[number of single tokens]`: where in the rounds, one after another, each token is; None for one round."""
     prefills: list[_Prefill]
 
 
@@ -70,16 +80,16 @@ class RecurrentStates(StepPart):
     Args:
         mixers: the modules; their `forward` is replaced.
         layouts: of each module's states.
-        max_num_seqs: sequences at once.
+        rows: whose states they are.
         device: of the model.
     """
 
-    uncapturable = irreversible = "layers of this model keep a state"
+    uncapturable = "layers of this model keep a state"
 
     def __init__(
-        self, mixers: Sequence[Mixer], layouts: Sequence[Sequence[StateLayout]], max_num_seqs: int, device: torch.device
+        self, mixers: Sequence[Mixer], layouts: Sequence[Sequence[StateLayout]], rows: Rows, device: torch.device
     ) -> None:
-        self.rows = Rows(max_num_seqs)
+        self.rows = rows
         self._device = device
         self._pools = [
             [
@@ -88,8 +98,8 @@ class RecurrentStates(StepPart):
             ]
             for of_mixer in layouts
         ]
-        self._parked: dict[str, tuple[int, list[list[Tensor]]]] = {}
-        """States in host memory of sequences that come back: their number of tokens, and tensors as in the pools."""
+        self._parked: dict[str, dict[int, list[list[Tensor]]]] = {}
+        """States in host memory of sequences that come back: by number of tokens, tensors as in the pools."""
         self._step: _Step | None = None
         for mixer, pools in zip(mixers, self._pools, strict=True):
             mixer.module.forward = partial(self._forward, mixer, pools)
@@ -125,38 +135,48 @@ class RecurrentStates(StepPart):
         for request_id in request_ids:
             self._parked.pop(request_id, None)
             held = self.rows.release(request_id)
-            if held is not None and request_id in swapped:
-                states = [[pool[held.row].to("cpu", copy=True) for pool in pools] for pools in self._pools]
-                self._parked[request_id] = (held.num_tokens, states)
+            if held and request_id in swapped:
+                self._parked[request_id] = {one.num_tokens: self._copied(one.row) for one in held}
 
     def forget(self) -> None:
         """Drop every state, after a step was interrupted."""
         self.rows.release_all()
         self._parked.clear()
 
+    def _copied(self, row: int) -> list[list[Tensor]]:
+        return [[pool[row].to("cpu", copy=True) for pool in pools] for pools in self._pools]
+
     def _plan(self, chunks: Sequence[SequenceChunk]) -> _Step:
-        reads: list[int] = []
-        writes: list[int] = []
+        singles: list[list[tuple[int, int, int]]] = []  # by round: place, row to read, row to write
         prefills: list[_Prefill] = []
-        first = 0
+        first, number, before = 0, 0, None
         for chunk in chunks:
             self._bring_back(chunk)
             read = self.rows.read(chunk.request_id, chunk.start)
             write = self.rows.write(chunk.request_id, chunk.start + chunk.num_tokens)
             if chunk.num_tokens == 1 and read is not None and not prefills:
-                reads.append(read)
-                writes.append(write)
+                number, before = number + 1 if chunk.request_id == before else 0, chunk.request_id
+                if number == len(singles):
+                    singles.append([])
+                singles[number].append((first, read, write))
             else:
                 own = None if read is None else self._indices([read])
                 prefills.append(_Prefill(first, first + chunk.num_tokens, own, self._indices([write])))
             first += chunk.num_tokens
-        return _Step(first, len(reads), self._indices(reads), self._indices(writes), prefills)
+        return _Step(first, *self._rounds(singles), prefills)
+
+    def _rounds(self, singles: Sequence[Sequence[tuple[int, int, int]]]) -> tuple[list[_Round], Tensor | None]:
+        """Return the rounds of single tokens, and where in them each is."""
+        columns = [[self._indices([*column]) for column in zip(*of_round, strict=True)] for of_round in singles]
+        if len(columns) > 1:
+            return [_Round(*each) for each in columns], torch.cat([places for places, *_ in columns]).argsort()
+        return [_Round(slice(0, len(places)), read, write) for places, read, write in columns], None
 
     def _bring_back(self, chunk: SequenceChunk) -> None:
         if chunk.request_id not in self._parked:
             return
-        num_tokens, states = self._parked.pop(chunk.request_id)
-        row = self.rows.place(chunk.request_id, num_tokens)
+        states = self._parked.pop(chunk.request_id)[chunk.start]
+        row = self.rows.place(chunk.request_id, chunk.start)
         for pools, of_mixer in zip(self._pools, states, strict=True):
             for pool, state in zip(pools, of_mixer, strict=True):
                 pool[row].copy_(state)
@@ -171,11 +191,12 @@ class RecurrentStates(StepPart):
         if step is None or hidden.shape[:2] != (1, step.num_tokens):
             now = "outside of a step" if step is None else f"in a step of {step.num_tokens} tokens"
             raise ContractError(f"{mixer} was run on {list(hidden.shape)} {now}: it keeps sequences' states")
-        parts = []
-        if step.num_decodes:
-            tokens = hidden[0, : step.num_decodes, None]
-            output = _run(mixer, pools, tokens, step.read, step.write, shared)
-            parts.append(output.transpose(0, 1))
+        parts = [
+            _run(mixer, pools, hidden[0][single.places, None], single.read, single.write, shared).transpose(0, 1)
+            for single in step.rounds
+        ]
+        if step.order is not None:
+            parts = [torch.cat(parts, dim=1).index_select(1, step.order)]
         for prefill in step.prefills:
             tokens = hidden[:, prefill.first : prefill.last]
             parts.append(_run(mixer, pools, tokens, prefill.read, prefill.write, shared))
