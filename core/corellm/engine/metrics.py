@@ -63,6 +63,7 @@ DESCRIPTIONS = {
     "corellm:spec_decode_num_accepted_tokens": "Drafted tokens that were right",
     "corellm:spec_decode_num_accepted_tokens_per_pos": "The same by their position in a request's drafts, from 0 on",
     "corellm:lora_adapters_running": "LoRA adapters of requests that run",
+    "corellm:lora_adapters_waiting": "LoRA adapters of which all requests wait",
     "corellm:lora_adapters_loaded": "LoRA adapters in the model, those of no request included",
     "corellm:lora_adapters_kept": "LoRA adapters in CPU memory, whose files need not be read",
     "corellm:lora_adapters_read": "Times that an adapter's files were read",
@@ -71,6 +72,7 @@ DESCRIPTIONS = {
 """What each of them counts."""
 _OF_PARTS: Mapping[str, type[Counter | Gauge]] = {
     "corellm:lora_adapters_running": Gauge,
+    "corellm:lora_adapters_waiting": Gauge,
     "corellm:lora_adapters_loaded": Gauge,
     "corellm:lora_adapters_kept": Gauge,
     "corellm:lora_adapters_read": Counter,

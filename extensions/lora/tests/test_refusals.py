@@ -108,6 +108,9 @@ REFUSED: dict[str, tuple[Change, str]] = {
         "embed_tokens: lora_magnitude_vector cannot be served; merge",
     ),
     "modules_to_save": (stating(modules_to_save=["lm_head"]), r"modules_to_save='lm_head': its file has no weight"),
+    "a pattern that takes for ever": (
+        stating(rank_pattern={r"(.|\w)*\d\d": 4}), "rank_pattern, alpha_pattern: a key takes too long to be matched"
+    ),
     "no modules": (stating(modules_to_save="lm_head"), r"modules_to_save must be a list of names, got 'lm_head'"),
     "a whole weight": (
         with_one("base_model.model.lm_head.weight", 4, 64), r"lm_head: weight is \[4, 64\], and must be \[400, 64\]"
@@ -284,8 +287,10 @@ def test_an_adapter_of_the_hub(llm: LLM, adapter: LoRARequest, monkeypatch: pyte
         InvalidParameterError, match=r"LoRA adapter 'b': no LoRA adapter 'org/other': .* the hub did not"
     ):
         llm.generate("yes", params, use_tqdm=False, lora_request=LoRARequest("b", 1, "org/other"))
-    with pytest.raises(InvalidParameterError, match="there is no directory '/org/other'"):
-        llm.generate("yes", params, use_tqdm=False, lora_request=LoRARequest("b", 1, "/org/other"))
+    monkeypatch.chdir(Path(adapter.lora_path).parent)
+    for path in ("/org/other", "adapter/nope"):  # in a directory that is there, a path is meant
+        with pytest.raises(InvalidParameterError, match=f"there is no directory '{path}'"):
+            llm.generate("yes", params, use_tqdm=False, lora_request=LoRARequest("b", 1, path))
     assert len(asked) == 2
 
 

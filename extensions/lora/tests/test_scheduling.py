@@ -87,7 +87,8 @@ def test_many_adapters_leave_nothing(llm: LLM, adapters: list[LoRARequest]) -> N
     part = part_of(llm)
     assert (len(part._shelf), len(part._slot_of), len(part._users), len(part._free)) == (6, MOST, 0, 0)
     assert part._shelf.num_read == 200
-    assert metrics_of(llm) == {"running": 0, "loaded": MOST, "kept": 6, "read": 200, "replaced": 200 - MOST}
+    found = {"running": 0, "waiting": 0, "loaded": MOST, "kept": 6, "read": 200, "replaced": 200 - MOST}
+    assert metrics_of(llm) == found
     assert sorted(part._slot_of.values()) == list(range(1, MOST + 1))
     llm.engine.scheduler.blocks.check_integrity()
 
@@ -100,6 +101,8 @@ def test_an_adapter_that_waits_for_a_slot_gets_its_turn(llm: LLM, adapters: list
     for number in range(8):
         add(llm, f"first-{number}", adapters[number % MOST])
     add(llm, "waiting", adapters[MOST])
+    llm.engine.step()
+    assert (metrics_of(llm)["running"], metrics_of(llm)["waiting"]) == (MOST, 1)
     order, number = [], 0
     while "waiting" not in order:
         assert number < 100

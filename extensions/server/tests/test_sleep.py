@@ -15,6 +15,7 @@ from corellm import LLM, SamplingParams
 from corellm.errors import AbsentMethodError, ConfigError
 from corellm.serving import ProcessLLM
 from corellm_server.endpoints.sleep import sleep_routes
+from corellm_server.errors import timed_out
 from corellm_server.options import ServerOptions
 from extensions.server.tests.conftest import MODEL, Running, serving
 from tests.fixtures import wait_until
@@ -86,7 +87,7 @@ def test_requests_wait_until_it_wakes(server: Running, wanted: list[str], level:
         assert server.post("/v1/completions", {"prompt": TEXT, "model": MODEL}).status_code == 503
         assert server.post("/wake_up?tags=weights").status_code == 200
         assert server.get("/is_sleeping").json() == {"is_sleeping": True}
-        assert server.post("/wake_up").status_code == 200
+        assert server.post("/wake_up?tags=weights,kv_cache").status_code == 200
         assert [one.result() for one in waiting] == wanted[:1] * 2
     assert metric(server, "is_sleeping") == 0
 
@@ -128,6 +129,20 @@ def test_a_level_in_a_body_is_told(server: Running) -> None:
     assert response.status_code == 400
     assert "takes no body" in response.json()["error"]["message"]
     assert server.get("/is_sleeping").json() == {"is_sleeping": False}
+
+
+def test_a_request_that_waits_too_long_is_told_that_the_model_sleeps(llm: Any) -> None:
+    """Else it would look for what is wrong with the request; awake, it is told its time alone."""
+    with serving(llm, enable_sleep_mode=True) as running:
+        assert running.post("/sleep").status_code == 200
+        options = running.service.config.options
+        object.__setattr__(options, "request_timeout", 0.5)  # of what is waiting alone
+        response = running.post("/v1/completions", {"prompt": TEXT, "model": MODEL})
+        object.__setattr__(options, "request_timeout", 3600.0)
+        assert running.post("/wake_up").status_code == 200
+        assert response.status_code == 503
+        assert "0.5 s allowed: the model sleeps" in response.json()["error"]["message"]
+    assert timed_out(0.5).message.endswith("0.5 s allowed")
 
 
 def test_it_is_off_unless_it_is_allowed(running: Running, llm: Any, checkpoints: Path) -> None:

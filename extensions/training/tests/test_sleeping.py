@@ -21,6 +21,7 @@ from torch import Tensor
 from corellm import LLM, SamplingParams
 from corellm.errors import CheckpointError, InvalidParameterError, RequestError
 from corellm.loading.weight_places import weight_places
+from corellm_testing.tiny_text import make_tiny_checkpoint as make_tiny_text
 from corellm_training import model_weights
 from corellm_training.set_aside import SetAside
 from tests.fixtures import random_image
@@ -414,6 +415,14 @@ def test_wrong_weights_change_nothing(llm: LLM, want: Result, second: Path, tmp_
     with pytest.raises(InvalidParameterError, match=message):
         llm.update_weights(make(stored(second), tmp_path))
     assert run.end() == want
+
+
+def test_a_weight_that_is_tied_is_told(tmp_path: Path) -> None:
+    """A trainer's `state_dict` has it, and the checkpoint has not."""
+    config: dict[str, Any] = {"architecture": "Qwen2ForCausalLM", "num_key_value_heads": 2, "tie_word_embeddings": True}
+    refused = pytest.raises(InvalidParameterError, match=r"no 'lm_head.weight', which is tied to .*; leave it out")
+    with LLM(make_tiny_text(tmp_path, **config), dtype="float32", num_kv_blocks=8) as llm, refused:
+        llm.update_weights({"lm_head.weight": torch.zeros(4, 64)})
 
 
 @pytest.mark.parametrize("content", [None, b"no safetensors"])

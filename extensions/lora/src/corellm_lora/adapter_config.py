@@ -6,11 +6,12 @@ Knows the fields and what they mean for a layer; knows no weights and no model.
 from __future__ import annotations
 
 import math
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
+
+import regex
 
 from corellm_lora.errors import refusal
 
@@ -36,6 +37,8 @@ _READ = frozenset(
 _PLAIN_INITS = (None, True, False, "gaussian", "eva", "orthogonal")
 """Ways of making the first factors that leave the base model's weights as they are."""
 _BIASES = ("none", "all", "lora_only")
+_MOST_SECONDS = 0.2
+"""Of a processor, for the match of a pattern's key and a module's name: some regular expressions take for ever."""
 _REASONS = {
     "target_parameters": "parameters outside of linear layers cannot have adapters; merge the adapter",
     "layer_replication": "layers of the base model cannot be replicated; save the model with its copies",
@@ -123,7 +126,11 @@ def _token_indices(stated: Any, where: str) -> Mapping[str, tuple[int, ...]]:
 
 def _matched(pattern: Mapping[str, float], module: str, otherwise: float) -> float:
     """Return the value of the first key that matches the end of a name, from a dot on or whole."""
-    found = (value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", module))
+    found = (
+        value
+        for key, value in pattern.items()
+        if regex.match(rf"(.*\.)?({key})$", module, timeout=_MOST_SECONDS) is not None
+    )
     return next(found, otherwise)
 
 
@@ -134,8 +141,8 @@ def _pattern(stated: Mapping[str, Any], name: str, where: str) -> Mapping[str, A
     for key, value in pattern.items():
         _check_number(f"{name}[{key!r:.60}]", value, where, is_rank=name == "rank_pattern")
         try:
-            re.compile(key)
-        except re.error as error:
+            regex.compile(key)
+        except regex.error as error:
             raise refusal(where, f"{name}: {key!r:.60} is no regular expression ({error})") from error
     return pattern
 

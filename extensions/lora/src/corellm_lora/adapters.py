@@ -133,8 +133,10 @@ class Adapters(StepPart):
 
     def metrics(self) -> Sequence[Metric]:
         """Return how many adapters there are, and how often one came and left."""
+        running = set(self._users.values())
         return [
-            Gauge("corellm:lora_adapters_running", len(set(self._users.values()))),
+            Gauge("corellm:lora_adapters_running", len(running)),
+            Gauge("corellm:lora_adapters_waiting", len(self._shelf.wanted - running)),
             Gauge("corellm:lora_adapters_loaded", len(self._slot_of)),
             Gauge("corellm:lora_adapters_kept", len(self._shelf)),
             Counter("corellm:lora_adapters_read", self._shelf.num_read),

@@ -205,7 +205,14 @@ def changes_of(name: str, config: AdapterConfig, shapes: Shapes, terms: Terms) -
         InvalidParameterError: it is no adapter for this model.
     """
     found: dict[str, Change] = {}
-    for target, change in _Checks(name, config, shapes, terms).changes():
+    try:
+        changes = [*_Checks(name, config, shapes, terms).changes()]
+    except TimeoutError as error:
+        raise refusal(
+            name,
+            "rank_pattern, alpha_pattern: a key takes too long to be matched with modules' names; write it plainer",
+        ) from error
+    for target, change in changes:
         before = found.get(target)
         if before is not None:  # tokens of tied embeddings, beside factors of the output layer
             first = before if before.has("a") else change

@@ -26,6 +26,10 @@ def locate(name: str, path: str) -> Path:
     """
     if os.path.exists(path) or path.startswith((".", "/", "~")) or path.count("/") != 1:
         return Path(path)
+    if os.path.isdir(owner := path.partition("/")[0]):
+        raise refusal(
+            name, f"there is no directory {path!r:.200}; if the hub's is meant, call it from where no {owner!r:.100} is"
+        )
     try:
         return checkpoint.download(path, None, [CONFIG, WEIGHTS], what="LoRA adapter")
     except CheckpointError as error:

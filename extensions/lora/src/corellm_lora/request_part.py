@@ -29,6 +29,10 @@ class AdapterOf(PartAround):
     shelf: Shelf = field(compare=False, repr=False)
     """Where it is read."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.shelf.want(self)
+
     def for_worker(self) -> Mapping[str, Any]:
         """See `RequestPart`."""
         return {**super().for_worker(), KEY: self.adapter}

@@ -10,10 +10,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from corellm.errors import CorellmError, RequestFailedError
 from corellm_lora.adapter_files import AdapterFiles, Values
 from corellm_lora.terms import Terms
+
+if TYPE_CHECKING:
+    from corellm_lora.request_part import AdapterOf
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +39,8 @@ class Shelf:
 
     def __init__(self) -> None:
         self.num_read = 0
+        self._wanted: WeakValueDictionary[int, AdapterOf] = WeakValueDictionary()
+        """What requests that are not over want, by the `id` of what says so."""
         self._terms: Callable[[], Terms] | None = None
         self._most = 1
         self._is_placed: Callable[[str], bool] = lambda digest: False
@@ -56,6 +63,16 @@ class Shelf:
             is_placed: whether the model has an adapter's tensors, so that they need not be read.
         """
         self._terms, self._most, self._is_placed = terms, most, is_placed
+
+    def want(self, part: AdapterOf) -> None:
+        """Note that a request wants an adapter, for as long as its part is there."""
+        self._wanted[id(part)] = part
+
+    @property
+    def wanted(self) -> set[str]:
+        """The digests of adapters of all requests that are not over."""
+        parts = (reference() for reference in self._wanted.valuerefs())  # a copy: another thread may add some
+        return {part.adapter["digest"] for part in parts if part is not None}
 
     def has(self, adapter: Mapping[str, str], *, waits: bool) -> bool:
         """Whether an adapter needs no more reading, or cannot be read; it is read soon if it does.

@@ -73,9 +73,10 @@ def shutting_down() -> ApiError:
     return unavailable("the server is shutting down; send the request to another one", retry_after=5)
 
 
-def timed_out(seconds: float) -> ApiError:
-    """A 503 for a request that was not complete after so long."""
-    return ApiError(503, f"the request took longer than the {seconds:g} s allowed", code="timeout")
+def timed_out(seconds: float, *, sleeps: bool = False) -> ApiError:
+    """A 503 for a request that was not complete after so long; `sleeps` if the model does."""
+    why = ": the model sleeps, and requests wait until it wakes (POST /wake_up)" if sleeps else ""
+    return ApiError(503, f"the request took longer than the {seconds:g} s allowed{why}", code="timeout")
 
 
 def engine_hung(seconds: float) -> ApiError:

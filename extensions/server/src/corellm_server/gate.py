@@ -143,7 +143,9 @@ class Gate:
         work: asyncio.Future[None] = asyncio.ensure_future(self._app(scope, _never, exchange.send))
         watch = asyncio.ensure_future(_watch(exchange, receive))
         seconds = self._config.options.request_timeout
-        deadline = asyncio.get_running_loop().call_later(seconds, exchange.stop, timed_out(seconds))
+        deadline = asyncio.get_running_loop().call_later(
+            seconds, lambda: exchange.stop(timed_out(seconds, sleeps=self._intake.sleeps))
+        )
         try:
             waited: set[asyncio.Future[Any]] = {work, exchange.ended}
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)

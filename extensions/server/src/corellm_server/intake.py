@@ -34,6 +34,8 @@ class Intake:
         self._in_flight: set[Stoppable] = set()
         self.num_bytes = 0
         """Bytes of the requests in flight."""
+        self.sleeps = False
+        """Whether the model does, since this server was told to put it to sleep: requests wait."""
         self.ending: Callable[[], ApiError] | None = None
         """What requests are told once the server ends; None before."""
 

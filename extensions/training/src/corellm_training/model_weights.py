@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -38,13 +38,19 @@ class ModelWeights:
         config, located: what was loaded.
         places: where its weights are.
         max_model_len: of the load, which fixes rotary frequencies.
+        tied: names of its weights that are others'.
     """
 
     def __init__(
-        self, config: EngineConfig, located: LocatedModel, places: Mapping[str, WeightPlace], max_model_len: int
+        self,
+        config: EngineConfig,
+        located: LocatedModel,
+        places: Mapping[str, WeightPlace],
+        max_model_len: int,
+        tied: Collection[str],
     ) -> None:
         self._config, self._located, self._places, self._max_model_len = config, located, places, max_model_len
-        self._source = WeightSource(located.path, has_weights=config.model.load_format != "dummy")
+        self._source = WeightSource(located.path, has_weights=config.model.load_format != "dummy", tied=tied)
         self._taken: tempfile.TemporaryDirectory[str] | None = None
         """Files of updates that are this object's own."""
 

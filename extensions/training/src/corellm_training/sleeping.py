@@ -164,7 +164,8 @@ class Sleeper:
                 param="level",
             )
         if self._weights is None:
-            self._weights = ModelWeights(engine.config, engine.located, engine.places, engine.max_model_len)
+            tied = getattr(engine.runner.model, "all_tied_weights_keys", None) or ()
+            self._weights = ModelWeights(engine.config, engine.located, engine.places, engine.max_model_len, tied)
         return self._weights
 
 

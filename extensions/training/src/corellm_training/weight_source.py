@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,13 +41,14 @@ class WeightSource:
     Args:
         checkpoint: its directory.
         has_weights: whether it was loaded with the weights that are there; else all come with updates.
+        tied: names in the model of weights that are others', which a checkpoint need not have.
 
     Attributes:
         updates: files that go over the checkpoint's, later ones over earlier ones. Replaced, never changed.
     """
 
-    def __init__(self, checkpoint: Path, *, has_weights: bool) -> None:
-        self._checkpoint = checkpoint
+    def __init__(self, checkpoint: Path, *, has_weights: bool, tied: Collection[str]) -> None:
+        self._checkpoint, self._tied = checkpoint, tied
         self._files = [_described(path) for path in _files_of(checkpoint)] if has_weights else []
         self.updates: tuple[WeightFile, ...] = ()
 
@@ -65,7 +66,7 @@ class WeightSource:
         known = {name: header for file in self._files for name, header in file.headers.items()}
         for file in files if known else ():
             for name, given in file.headers.items():
-                _check(name, given, known)
+                _check(name, given, known, self._tied)
         return files
 
     def with_update(self, files: Sequence[WeightFile]) -> tuple[WeightFile, ...]:
@@ -130,9 +131,11 @@ def _described(path: Path) -> WeightFile:
         raise CheckpointError(f"{path}: the weights cannot be read ({error}); save the file again") from error
 
 
-def _check(name: str, given: _Header, known: Mapping[str, _Header]) -> None:
+def _check(name: str, given: _Header, known: Mapping[str, _Header], tied: Collection[str]) -> None:
     wanted, fault = known.get(name), ""
-    if wanted is None:
+    if wanted is None and any(f".{name}".endswith(f".{own}") for own in tied):
+        fault = f"the checkpoint has no {name!r:.200}, which is tied to another of its weights; leave it out"
+    elif wanted is None:
         fault = f"the checkpoint has no {name!r:.200}{did_you_mean(name, known)}"
     elif given.shape != wanted.shape:
         fault = f"{name} has the shape {given.shape}, in the checkpoint {wanted.shape}"

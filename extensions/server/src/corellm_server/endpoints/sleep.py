@@ -65,17 +65,20 @@ def _add_sleep(router: APIRouter, service: Service) -> None:
     async def sleep(level: int = 1) -> Status:
         """Give back the memory of the KV cache, and at level 2 that of weights; requests wait."""
         await service.client.sleep(level)
+        service.intake.sleeps = True
         logger.info("the model sleeps, at level %d", level)
         return Status()
 
     @router.post("/wake_up", responses=ID_ERRORS, dependencies=[_takes("tags")])
     async def wake_up(tags: Annotated[list[str] | None, Query()] = None) -> Status:
         """Bring both back, or one of `weights` and `kv_cache`; requests go on once both are there."""
+        wanted = None if tags is None else [tag for given in tags for tag in given.split(",")]
         try:
-            await service.client.wake_up(tags)
+            await service.client.wake_up(wanted)
         except (CheckpointError, ConfigError, PluginError) as error:
             raise ApiError(500, f"the model sleeps on, its weights cannot be read: {error}") from error
-        logger.info("the model woke: %s", ", ".join(tags) if tags else "all of it")
+        service.intake.sleeps = await service.client.is_sleeping()
+        logger.info("the model woke: %s", ", ".join(wanted) if wanted else "all of it")
         return Status()
 
     @router.get("/is_sleeping", responses=GET_ERRORS)
