@@ -28,7 +28,7 @@ def locate(name: str, path: str) -> Path:
         return Path(path)
     if os.path.isdir(owner := path.partition("/")[0]):
         raise refusal(
-            name, f"there is no directory {path!r:.200}; if the hub's is meant, call it from where no {owner!r:.100} is"
+            name, f"there is no directory {path!r:.200}; the hub is not asked, as there is a directory {owner!r:.100}"
         )
     try:
         return checkpoint.download(path, None, [CONFIG, WEIGHTS], what="LoRA adapter")
