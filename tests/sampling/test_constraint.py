@@ -28,7 +28,7 @@ from corellm.sampling.sampler import FAILED, Sampler
 from corellm.sampling.sampling_state import SamplingState
 from corellm.sampling_params import ConstraintParams, SamplingParams
 from corellm.scheduling.batch import NewSequence
-from tests.sampling.automaton import Automata, allowed, automata, automaton
+from tests.sampling.automaton import Automata, Automaton, allowed, automata, automaton
 
 VOCAB = 90
 EOS = 2
@@ -61,6 +61,22 @@ def test_packed_masks_are_those_of_bools(vocab_size: int, seed: int) -> None:
     wanted[[3, 0, 1]] = logits[[3, 0, 1]].masked_fill(~may, -torch.inf)
     apply_edits(logits, LogitEdits(torch.from_numpy(masks), torch.tensor([3, 0, 1]), None, None, None))
     assert torch.equal(logits, wanted)
+
+
+def test_what_a_constraint_foresees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind tokens that are not in the output yet, and without a trace; none if it fails, or the output has ended."""
+    params, outputs = SamplingParams(constraint=automaton(start=3)), [3, 5]
+    following = state(params, outputs)
+    before = tokens_of(following.allowed_tokens())
+    assert not following.foreseen([before[0]])  # this one does not say
+    monkeypatch.setattr(Automaton, "foresee", lambda self: [len(self._states)], raising=False)
+    assert following.foreseen([before[0]]) == [4]
+    assert not following.foreseen([before[0], EOS])
+    assert tokens_of(following.allowed_tokens()) == before
+    monkeypatch.setattr(Automaton, "foresee", Mock(side_effect=RuntimeError), raising=False)
+    assert not following.foreseen([before[0]])
+    assert tokens_of(following.allowed_tokens()) == before
+    assert not state(SamplingParams(), outputs).foreseen([7])
 
 
 @given(outputs=st.lists(st.integers(0, VOCAB - 1), max_size=12), cut=st.integers(0, 12))

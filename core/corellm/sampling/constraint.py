@@ -5,6 +5,7 @@ Knows packed masks; knows neither logits nor what a definition says.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -39,6 +40,14 @@ class Constraint(Protocol):
 
     def rollback(self, num_tokens: int) -> None:
         """Take back the last accepted tokens, at most as many as there are: after a look at drafts, right or wrong."""
+        ...
+
+
+class Foreseeing(Constraint, Protocol):
+    """A constraint that also says what must come next; drafts are made of it."""
+
+    def foresee(self) -> Sequence[int]:
+        """Return the tokens of the text that must come next, or none: a guess, as a text may be cut in other ways."""
         ...
 
 

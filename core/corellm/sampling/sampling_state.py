@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
 
@@ -21,6 +22,8 @@ from corellm.sampling.constraint import Constraint, TokenMask, num_words, pack
 from corellm.sampling.extensions import NO_EXTENSIONS, SamplingExtensions
 from corellm.scheduling.batch import NewSequence
 from corellm.system.failures import failure_of
+
+logger = logging.getLogger(__name__)
 
 Ids = NDArray[np.int64]
 Values = NDArray[np.float32]
@@ -195,6 +198,31 @@ class SamplingState:
     def after(self, tokens: Sequence[int]) -> SamplingState:
         """Return the state as if these tokens had come, for one use; this one stays as it is."""
         return _DraftedState(self, tokens)
+
+    def foreseen(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Return the tokens that the constraint foresees once these have come; none if it does not, or fails."""
+        if self.params.constraint is None or self.failure is not None or self._stop_token_ids.intersection(tokens):
+            return ()
+        try:
+            with self._constraint_after(tokens) as constraint:
+                foresee = getattr(constraint, "foresee", None)
+                return () if foresee is None else foresee()
+        except Exception as error:  # the next mask finds it again, and says so
+            logger.debug("request %s: what comes next is not foreseen", self.request_id, exc_info=error)
+            return ()
+
+    @contextmanager
+    def _constraint_after(self, tokens: Sequence[int]) -> Iterator[Constraint]:
+        """Yield the constraint after it accepted these tokens, too, which it takes back behind it."""
+        constraint = self._current_constraint()
+        try:
+            for token in tokens:
+                constraint.accept(token)
+            yield constraint
+            constraint.rollback(len(tokens))
+        except Exception:
+            self._constraint, self._num_accepted = None, len(self._choices)  # what it has accepted is not known
+            raise
 
     def additions(self) -> list[tuple[Ids, Values]]:
         """Return `(token ids, values)` to add to the next token's logits; minus infinity forbids a token."""

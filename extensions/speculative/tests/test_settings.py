@@ -21,12 +21,12 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "method must be one of ngram, suffix, draft_model; got None"),
+        ({}, "method must be one of ngram, suffix, draft_model, forms; got None"),
         ({"method": "magic"}, "got 'magic'"),
         ({"method": "draft_model", "num_speculative_tokens": 3}, "'draft_model' needs model, .* got None"),
         ({"model": "", "num_speculative_tokens": 3}, "'draft_model' needs model, .* got ''"),
         ({"model": "x"}, "'draft_model' needs num_speculative_tokens, .* from 1 to 64"),
-        ({"method": "eagle3"}, "not there yet; methods that are: ngram, suffix, draft_model"),
+        ({"method": "eagle3"}, "not there yet; methods that are: ngram, suffix, draft_model, forms"),
         ({**NGRAM, "model": "x"}, "model is not a setting of the method 'ngram'"),
         (
             {"model": "x", "num_speculative_tokens": 3, "prompt_lookup_max": 2},
@@ -44,6 +44,8 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
         ({"method": "suffix", "suffix_decoding_max_cached_requests": -1}, "suffix_decoding_max_cached_requests must"),
         ({"method": "suffix", "suffix_decoding_min_token_prob": 1.5}, "from 0 to 1, got 1.5"),
         ({"method": "suffix", "suffix_decoding_max_spec_factor": float("nan")}, "got nan"),
+        ({"method": "forms", "prompt_lookup_max": 3}, "is not a setting of the method 'forms'"),
+        ({"method": "forms", "num_speculative_tokens": 65}, "num_speculative_tokens .* got 65"),
         ("ngram", "speculative_config must be like"),
     ],
 )

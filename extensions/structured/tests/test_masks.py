@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -114,6 +114,27 @@ def test_what_is_rolled_back_leaves_no_trace(tokenizer_of: Callable[[str], Any])
     assert filled(constraint, size) == filled(made(constraints, frozenset({eos}), **form), size)
 
 
+@pytest.mark.parametrize("family", KINDS)
+def test_what_is_foreseen(family: str, tokenizer_of: Callable[[str], Any]) -> None:
+    """The text that must come, in tokens that a mask allows each; nothing where there is a choice, or an end."""
+    tokenizer = tokenizer_of(family)
+    size = len(tokenizer)
+    constraint = made(StructuredConstraints(tokenizer, size), frozenset({3}), regex="[ab]b the name[cd]")
+    assert not constraint.foresee()
+    constraint.accept(tokenizer.convert_tokens_to_ids("b"))
+    foreseen = constraint.foresee()
+    assert tokenizer.decode([*tokenizer.encode("b", add_special_tokens=False), *foreseen]).endswith("bb the name")
+    assert foreseen == constraint.foresee()
+    for token in foreseen:
+        assert token in filled(constraint, size)
+        constraint.accept(token)
+    assert not constraint.foresee()
+    constraint.accept(tokenizer.convert_tokens_to_ids("c"))
+    assert not constraint.foresee()
+    constraint.rollback(1 + len(foreseen))
+    assert foreseen == constraint.foresee()
+
+
 def test_where_an_output_ends(tokenizer_of: Callable[[str], Any]) -> None:
     """Any tokens that end the output may come there and nowhere else, ordinary ones, too; without any, none may."""
     tokenizer = tokenizer_of("llava")
@@ -150,9 +171,10 @@ def test_a_panic_of_the_library_is_an_error_of_the_request(tokenizer_of: Callabl
         constraint = made(StructuredConstraints(tokenizer, len(tokenizer)), regex="ab")
         constraint.__dict__["_matcher"] = Mock(
             consume_token=Mock(side_effect=error), rollback=Mock(side_effect=error),
-            unsafe_compute_mask_ptr=Mock(side_effect=error),
+            unsafe_compute_mask_ptr=Mock(side_effect=error), compute_ff_bytes=Mock(side_effect=error),
         )  # fmt: skip
-        for call in (lambda c: c.accept(1), lambda c: c.rollback(1), lambda c: filled(c, len(tokenizer))):
+        fill = partial(filled, vocab_size=len(tokenizer))
+        for call in (lambda c: c.accept(1), lambda c: c.rollback(1), lambda c: c.foresee(), fill):
             with pytest.raises(wanted or KeyboardInterrupt):
                 call(constraint)
 
@@ -172,6 +194,23 @@ def test_a_form_that_takes_too_long_to_follow(
     for follow in (lambda: filled(constraint, len(tokenizer)), lambda: constraint.accept(min(allowed))):
         with pytest.raises(InvalidParameterError, match="make it simpler"):
             follow()
+
+
+def test_what_is_measured_after_a_slow_call(
+    tokenizer_of: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many calls as are said, and no others: asking for the processor's time costs as much as a usual token."""
+    tokenizer = tokenizer_of("llava")
+    constraint = made(StructuredConstraints(tokenizer, len(tokenizer)), regex="[a-z]+")
+    token = min(filled(constraint, len(tokenizer)))
+    for name, value in (("MOST_SECONDS", 0.0), ("MEASURED_CALLS", 3), ("SLOW_SECONDS", -1.0)):
+        monkeypatch.setattr(f"corellm_structured.constraint.{name}", value)
+    constraint.accept(token)
+    monkeypatch.setattr("corellm_structured.constraint.SLOW_SECONDS", float("inf"))
+    for _ in range(3):
+        with pytest.raises(InvalidParameterError, match="make it simpler"):
+            constraint.accept(token)
+    constraint.accept(token)
 
 
 AMBIGUOUS = 'start: "open!" e | /[a-z]{300}/\ne: e e e | e e | "a" | "b"'

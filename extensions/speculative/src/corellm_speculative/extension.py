@@ -32,10 +32,13 @@ class Speculative:
         """Return what drafts."""
         if config.model.speculative_config is None:
             return None
+        from corellm_speculative.forms import FormDrafting
         from corellm_speculative.lookup import LookupDrafting
         from corellm_speculative.settings import DraftSettings
 
         settings = DraftSettings.of(config.model.speculative_config)
+        if settings.method == "forms":
+            return FormDrafting(settings)
         if settings.model is None:
             return LookupDrafting(settings)
         from corellm_speculative.draft_loading import load_draft

@@ -10,13 +10,15 @@ from typing import Any
 from corellm.config import suggestion
 from corellm.errors import ConfigError
 
-METHODS = ("ngram", "suffix", "draft_model")
+METHODS = ("ngram", "suffix", "draft_model", "forms")
 _HEADS = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp")
 _PREFIXES = {"prompt_lookup": "ngram", "suffix_decoding": "suffix"}
 """Beginnings of names of settings, and whose they are; `model` and what else says which are a draft model's."""
 _OF_A_MODEL = ("model", "revision", "quantization")
 _LOOKUP = 5
 """Tokens that are compared, where `ngram` is told no number."""
+_OF_FORMS = 16
+"""Drafts of `forms`, where it is told no number."""
 SHORTEST_SUFFIX = 3
 """Fewest last tokens that must have come before, for `suffix`."""
 _MOST_DRAFTS, _MOST_COMPARED = 64, 1024
@@ -29,9 +31,11 @@ class DraftSettings:
 
     method: str
     """`ngram` looks for the last tokens in the request's own text, prompt and output; `suffix` also in the outputs of
-    earlier requests; `draft_model` has a smaller model say what comes next."""
+    earlier requests; `draft_model` has a smaller model say what comes next; `forms` takes what the form of an output
+    leaves no choice of."""
     num_speculative_tokens: int = 0
-    """Most drafts of a request in a step. `suffix` takes `suffix_decoding_max_tree_depth`; the others must be told."""
+    """Most drafts of a request in a step. `suffix` takes `suffix_decoding_max_tree_depth`, `forms` 16; the others must
+    be told."""
     model: str | None = None
     """`draft_model`: a directory or a hub name, of a model with the same tokenizer. It has the dtype, device and
     attention backend of the model."""
@@ -88,6 +92,8 @@ class DraftSettings:
                 "num_speculative_tokens",
                 self.num_speculative_tokens or min(self.suffix_decoding_max_tree_depth, _MOST_DRAFTS),
             )
+        elif self.method == "forms":
+            self._set("num_speculative_tokens", self.num_speculative_tokens or _OF_FORMS)
         elif self.num_speculative_tokens == 0:
             raise ConfigError(
                 f"speculative_config: the method {self.method!r} needs num_speculative_tokens, most drafts of a "

@@ -8,13 +8,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 from llguidance import LLMatcher
 
 from corellm.errors import InvalidParameterError, RequestFailedError
-from corellm.sampling.constraint import Constraint, TokenMask
+from corellm.sampling.constraint import Constraint, Foreseeing, TokenMask
 from corellm.structured_outputs import ReasoningParams
 from corellm_structured.checking import Checker
 from corellm_structured.forms import parted
@@ -27,8 +28,10 @@ _STUCK = "NoExtensionBias"
 MOST_SECONDS = 5.0
 """Processor time for a whole sequence: others wait, and no check sees where a grammar becomes slow."""
 SLOW_SECONDS = 0.001
-"""What has taken as long is measured from then on; asking for the processor's time takes as long as a usual token. A
-single token has the limits of `grammars`."""
+"""After a call that took as long the next ones are measured; asking for the processor's time takes as long as a usual
+token. A single token has the limits of `grammars`."""
+MEASURED_CALLS = 64
+"""How many calls are measured behind a slow one: the first mask of a sequence often is one, or another program ran."""
 _NUM_KEPT = 32
 """Compiled grammars; those that were used last."""
 
@@ -50,7 +53,7 @@ class StructuredConstraints:
         form, reasoning = parted(definition)
         if stop_token_ids is None and form:
             self._checker.check(form)
-        made: Constraint = AnyTokens()
+        made: Foreseeing = AnyTokens()
         if form:
             if reasoning is not None:
                 self._check_end(reasoning, stop_token_ids or frozenset())
@@ -99,7 +102,7 @@ class StructuredConstraints:
 
 
 class StructuredConstraint:
-    """A `Constraint`: what may follow, so that the output can still become one of the form.
+    """A `Foreseeing` constraint: what may follow, so that the output can still become one of the form.
 
     Made as a whole when it is first asked. The tokens that end the output are allowed where it has the form, and only
     there.
@@ -114,7 +117,7 @@ class StructuredConstraint:
     ) -> None:
         self._made_by, self._definition, self._stop_token_ids = made_by, definition, stop_token_ids
         self._reasoning = reasoning
-        self._clock, self._spent = time.perf_counter, 0.0
+        self._clock, self._spent, self._num_measured = time.perf_counter, 0.0, 0
 
     @cached_property
     def _matcher(self) -> LLMatcher:
@@ -158,15 +161,30 @@ class StructuredConstraint:
             raise
         self._check(is_done, f"cannot take back {num_tokens} tokens")
 
+    def foresee(self) -> Sequence[int]:
+        """As `Foreseeing.foresee`."""
+        matcher = self._matcher
+        began = self._clock()
+        try:
+            text = matcher.compute_ff_bytes()
+        except BaseException as error:
+            _raise_panic(error)
+            raise
+        self._spend(self._clock() - began)
+        return self._made_by.vocabulary.usual_tokens(text) if text else ()
+
     def _spend(self, seconds: float) -> None:
-        """Count processor time, from the first slow call on.
+        """Count processor time, behind a slow call.
 
         Raises:
             InvalidParameterError: it is at an end.
         """
-        if seconds > SLOW_SECONDS and self._clock is not time.thread_time:
-            self._clock = time.thread_time
-        elif self._clock is time.thread_time:
+        is_slow, is_measured = seconds > SLOW_SECONDS, self._clock is time.thread_time
+        if not (is_slow or is_measured):  # most
+            return
+        self._num_measured = 0 if is_slow else self._num_measured + 1
+        self._clock = time.thread_time if self._num_measured < MEASURED_CALLS else time.perf_counter
+        if is_measured:
             self._spent += seconds
         if self._spent > MOST_SECONDS:
             told = f"following the form took {self._spent:.1f} s of a processor so far; make it simpler"

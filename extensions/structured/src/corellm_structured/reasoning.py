@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from functools import cached_property
 
-from corellm.sampling.constraint import Constraint, TokenMask
+from corellm.sampling.constraint import Foreseeing, TokenMask
 from corellm.structured_outputs import ReasoningParams
 from corellm_structured.vocabulary import Marker, Vocabulary
 
@@ -49,6 +50,10 @@ class AnyTokens:
     def rollback(self, num_tokens: int) -> None:
         """As `Constraint.rollback`."""
 
+    def foresee(self) -> Sequence[int]:
+        """As `Foreseeing.foresee`."""
+        return ()
+
 
 class BoundedReasoning:
     """A `Constraint` that ends reasoning after a number of tokens: then only its marker's tokens may come.
@@ -60,7 +65,7 @@ class BoundedReasoning:
         vocabulary: of the model.
     """
 
-    def __init__(self, inner: Constraint, reasoning: ReasoningParams, vocabulary: Vocabulary) -> None:
+    def __init__(self, inner: Foreseeing, reasoning: ReasoningParams, vocabulary: Vocabulary) -> None:
         assert reasoning.max_tokens is not None
         self._inner, self._reasoning, self._vocabulary = inner, reasoning, vocabulary
         self._most = reasoning.max_tokens
@@ -111,13 +116,22 @@ class BoundedReasoning:
         kept = [None if place is None or place > len(self._texts) else place for place in places]
         self._begun, self._closing, self._ended = kept
 
+    def foresee(self) -> Sequence[int]:
+        """As `Foreseeing.foresee`."""
+        return self._left() or self._inner.foresee()
+
     def _due(self) -> int | None:
         """Return the token that must come, to end reasoning; None if any may."""
+        left = self._left()
+        return left[0] if left else None
+
+    def _left(self) -> Sequence[int]:
+        """Return the tokens of the marker that must come; none if any may."""
         if self._begun is None or self._ended is not None:
-            return None
+            return ()
         place = 0 if self._closing is None else len(self._texts) - self._closing + 1
         is_due = self._closing is not None or len(self._texts) - self._begun >= self._most
-        return self._end.token_ids[place] if is_due and place < len(self._end.token_ids) else None
+        return self._end.token_ids[place:] if is_due else ()
 
     def _text_of(self, token_id: int) -> bytes:
         for marker in (self._start, self._end):

@@ -6,8 +6,8 @@ thousands of tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import cached_property
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,9 @@ from corellm.frontend.detokenizer import bytes_of_tokens
 from corellm.sampling.constraint import TokenMask, num_words, pack
 from corellm_structured.forms import special_name
 from corellm_structured.grammars import SPECIAL, tokenizer_of
+
+_NUM_TEXTS = 1024
+"""Texts whose tokens are kept."""
 
 
 class Marker(NamedTuple):
@@ -70,6 +73,22 @@ class Vocabulary:
         if max(token_ids) >= self.size:
             return Marker(text, (), is_special=False)
         return Marker(text, tuple(token_ids), is_special=added is not None and not self.text_of(added))
+
+    @cached_property
+    def usual_tokens(self) -> Callable[[bytes], Sequence[int]]:
+        """What returns the tokens that a text within another is usually made of; none if that cannot be told."""
+        return lru_cache(maxsize=_NUM_TEXTS)(self._usual_tokens)
+
+    def _usual_tokens(self, text: bytes) -> Sequence[int]:
+        characters = text.decode(errors="ignore")
+        wanted = characters.encode()
+        for before in ("", "\n"):  # behind which no tokenizer puts a space, as some do before a whole text
+            tokens = self._tokenizer.encode(before + characters, add_special_tokens=False)
+            spelt = [self._tokens[token] if token < self.size else b"" for token in tokens]
+            for first in range(min(3, len(tokens))):
+                if b"".join(spelt[first:]) == wanted:
+                    return tuple(tokens[first:])
+        return ()
 
     def pack(self, token_ids: Iterable[int]) -> TokenMask:
         """Return a mask of these tokens."""
