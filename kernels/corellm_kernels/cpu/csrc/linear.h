@@ -208,8 +208,15 @@ static void finish(const LinearArgs& a, int64_t row, int64_t rows, int64_t colum
     constexpr int64_t width = COUNT * PANEL;
     int64_t columns = std::min(width, a.n - column);
     const LowRankPart* whole = low_rank::whole_part(a.low_rank, column, COUNT);
-    float room[width];
+    float room[low_rank::ROWS * width];
+    const float* products[low_rank::ROWS] = {};  // of low rank, of this row and those behind it
     for (int64_t r = row; r < row + rows; r++) {
+        int64_t place = (r - row) % low_rank::ROWS;
+        if (a.low_rank.num_parts && !place) {
+            int64_t some = std::min(low_rank::ROWS, row + rows - r);
+            low_rank::multiply_outward<T, COUNT>(a.low_rank, r, some, column, whole, room, products);
+        }
+        const float* added = products[place];
         T* out = (T*)a.out + r * a.out_stride + column;
         const T* residual = a.residual ? (const T*)a.residual + r * a.residual_stride + column : nullptr;
         const float* from = sums + (r - row) * width;
@@ -218,8 +225,6 @@ static void finish(const LinearArgs& a, int64_t row, int64_t rows, int64_t colum
             if (residual) __builtin_prefetch(residual + 8 * a.residual_stride + i);
         }
         float factor = ROUNDS<W> ? row_factors<W>(a)[r] : 1.f;
-        const float* added = nullptr;
-        if (a.low_rank.num_parts) added = low_rank::multiply_outward<T, COUNT>(a.low_rank, r, column, whole, room);
         int64_t i = 0;
         for (; i + LANES <= columns; i += LANES) {
             Floats y = floats(bits_of<typename Format<W>::Sum>(load(from + i)));

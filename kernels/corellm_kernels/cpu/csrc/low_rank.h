@@ -40,6 +40,7 @@ constexpr int64_t ROWS = 4;            // of one slot, which share loads
 constexpr int64_t RANKS = 4;           // at once; `most` is a multiple of it
 constexpr int64_t RANKS_AT_ONCE = 16;  // of a piece of work
 constexpr int64_t AHEAD = 8;           // ranks whose factors are on their way
+constexpr int MOST_SUMS = LANES == 16 ? 16 : 8;  // vectors of a few rows' outer products, which stay in registers
 constexpr int PANELS = 8;              // of a row's outer products that are made together
 
 // A row and its slot, which comes first in their order.
@@ -191,6 +192,43 @@ static inline const float* multiply_outward(
         }
     }
     return result;
+}
+
+// The same for `rows` rows, at most ROWS, from `row` on, into rows of `to` and `added`. Each of a row's products alone waits
+// for the one before: those of several rows of the same rank are made in turns.
+template <class T, int COUNT>
+static inline void multiply_outward(
+    const LowRankArgs& a, int64_t row, int64_t rows, int64_t column, const LowRankPart* whole, float* to,
+    const float** added) {
+    using Packed = linear::Format<T>;
+    constexpr int WIDTH = COUNT * linear::VECTORS;
+    if constexpr (ROWS * WIDTH <= MOST_SUMS) {
+        int64_t rank = whole ? whole->ranks[a.slots[row]] : 0;
+        bool alike = rank && rows == ROWS;
+        for (int64_t i = 1; alike && i < ROWS; i++) alike = whole->ranks[a.slots[row + i]] == rank;
+        if (alike) {
+            const typename Packed::Row* x[ROWS];
+            const T* panels[ROWS][COUNT];
+            for (int64_t i = 0; i < ROWS; i++) {
+                x[i] = (const typename Packed::Row*)a.inner + (row + i) * a.inner_stride + whole->inner;
+                for (int j = 0; j < COUNT; j++)
+                    panels[i][j] = panel_of<T>(*whole, a.slots[row + i], (column - whole->column) / PANEL + j);
+            }
+            Floats sums[ROWS][1][WIDTH] = {};
+            for (int64_t k = 0; k < (rank + Packed::GROUP - 1) / Packed::GROUP; k++)
+#pragma GCC unroll 4
+                for (int64_t i = 0; i < ROWS; i++) Packed::template multiply<1, COUNT>(x[i], panels[i], k, sums[i]);
+#pragma GCC unroll 4
+            for (int64_t i = 0; i < ROWS; i++) {
+                added[i] = to + i * COUNT * PANEL;
+#pragma GCC unroll 16
+                for (int j = 0; j < WIDTH; j++) store(to + i * COUNT * PANEL + j * LANES, sums[i][0][j]);
+            }
+            return;
+        }
+    }
+    for (int64_t i = 0; i < rows; i++)
+        added[i] = multiply_outward<T, COUNT>(a, row + i, column, whole, to + i * COUNT * PANEL);
 }
 
 // Ask for the factors of some rows and `count` panels, which are needed when the rows' products are done.
