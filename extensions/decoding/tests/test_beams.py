@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from corellm import LLM, AsyncLLM
+from corellm import LLM, AsyncLLM, SamplingParams
 from corellm.engine.process.client import ProcessLLM
 from corellm.errors import InvalidParameterError, PromptError
 from corellm.outputs import Logprob, RequestOutput
@@ -156,12 +156,32 @@ def test_temperature(llama: LLM, tiny_llama: Path) -> None:
     assert plain.outputs[0].cumulative_logprob != pytest.approx(output.outputs[0].cumulative_logprob, abs=1e-2)
 
 
-def test_many_beams(llama: LLM, tiny_llama: Path) -> None:
-    """More than log-probabilities can be asked for: the whole vocabulary is looked at."""
+@pytest.mark.parametrize(("width", "num_ends", "is_whole"), [(60, 0, False), (16, 8, False), (101, 0, True)])
+def test_many_beams(
+    llama: LLM, tiny_llama: Path, width: int, num_ends: int, is_whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With more candidates than log-probabilities can be asked for; the whole vocabulary is read only if they all may
+    count.
+    """
     model = transformers.AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
-    (output,) = llama.beam_search([[5, 9, 13]], {"beam_width": 60, "max_tokens": 3, "ignore_eos": True})
-    check(found(output), expected(model, {"input_ids": torch.tensor([[5, 9, 13]])}, width=60, count=3, eos=[]))
+    inputs = {"input_ids": torch.tensor([[5, 9, 13]])}
+    best = expected(model, inputs, width=width, count=1, eos=[])
+    eos = [tokens[0] for tokens, _ in best[:num_ends]]
+    asked: list[SamplingParams] = []
+    monkeypatch.setattr(llama.engine, "eos_token_ids", frozenset(eos))
+    run = llama.run_prepared
+
+    def noted(prompts: Any, steps: list[SamplingParams], **how: Any) -> Any:
+        asked.extend(steps)
+        return run(prompts, steps, **how)
+
+    monkeypatch.setattr(llama, "run_prepared", noted)
+    (output,) = llama.beam_search([[5, 9, 13]], {"beam_width": width, "max_tokens": 3, "length_penalty": 0.0})
+    want = expected(model, inputs, width=width, count=3, eos=eos, length_penalty=0.0)
+    check(found(output), want)
+    assert {step.logprobs for step in asked} == {-1 if is_whole else 100}
+    assert any(tokens[-1] in eos for tokens, _ in want) is bool(num_ends)
 
 
 def test_the_end_of_the_model(llama: LLM) -> None:

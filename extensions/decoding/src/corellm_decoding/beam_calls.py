@@ -175,7 +175,9 @@ class Search:
         room = max(1, limit - len(prompt.token_ids))
         self._prompt, self._beams = prompt, Beams(self._params, self._eos_token_ids, min(self._params.max_tokens, room))
         self._num_reported = max(self._beams.num_candidates, self._params.logprobs or 0)
-        whole = self._num_reported > MAX_LOGPROBS or self._rescales
+        whole = self._beams.num_needed > MAX_LOGPROBS or self._rescales
+        if not whole:  # a whole vocabulary of each beam takes seconds
+            self._num_reported = min(self._num_reported, MAX_LOGPROBS)
         self.step = SamplingParams(
             temperature=0, max_tokens=1, logprobs=-1 if whole else self._num_reported, ignore_eos=True
         )

@@ -51,12 +51,15 @@ class Beams:
         self.finished: list[tuple[float, Beam]] = []
         self.num_candidates = max(2, 1 + len(eos_token_ids)) * params.beam_width
         """Continuations that are looked at in each step: enough for as many that do not end as there are beams."""
+        self.num_needed = params.beam_width + len(eos_token_ids)
+        """Tokens of each running output that can be among those that count: an output that ends counts only if it is
+        one of the best continuations, as many as there are beams."""
 
     def take(self, found: Sequence[PositionLogprobs]) -> None:
         """Go on by one token.
 
         Args:
-            found: the most likely next tokens of each running output, at least `num_candidates`.
+            found: the most likely next tokens of each running output, at least `num_needed`.
         """
         width, running = self._params.beam_width, list[Beam]()
         is_full = self._params.early_stopping is True and len(self.finished) == width
