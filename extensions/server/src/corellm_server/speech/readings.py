@@ -19,6 +19,7 @@ from corellm.serving import ProcessedPrompt
 from corellm_server.errors import ApiError
 from corellm_server.exchange import Exchange
 from corellm_server.requests.audio import TranscriptionRequest
+from corellm_server.responses.usage import finish_reason
 from corellm_server.service import Service
 from corellm_server.speech.request_checks import check_times, wants_times
 
@@ -51,6 +52,7 @@ class RunReading:
             prompt = await self._prompt(piece)
             service.preparation.check_fit(prompt, piece.params, is_capped=is_capped, where="file")
             output = await service.complete(exchange, prompt, piece.params)
+            finish_reason(output.outputs[0])  # raises if it was aborted
             take = partial(self.reading.take, output)  # which cuts the next piece
             yield await service.preparation.in_pool(exchange, take, takes_long=True), output
 

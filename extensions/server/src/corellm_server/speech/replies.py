@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 from corellm_server.endpoints.replies import json_response
 from corellm_server.requests.audio import TranscriptionRequest
 from corellm_server.responses.events import EventStream
-from corellm_server.responses.usage import Usage, finish_reason
+from corellm_server.responses.usage import Usage
 from corellm_server.speech.readings import RunReading
 
 if TYPE_CHECKING:  # needs corellm-speech
@@ -41,8 +42,9 @@ class ReadingReply:
         """
         if self._body.stream:
             return await EventStream.of(self._events())
-        async for _ in self._texts():
-            pass
+        async with aclosing(self._texts()) as texts:
+            async for _ in texts:
+                pass
         found = self._run.reading.transcript()
         match self._body.response_format:
             case "json":
@@ -57,17 +59,18 @@ class ReadingReply:
 
     async def _texts(self) -> AsyncGenerator[str, None]:
         """The text of each piece."""
-        async for text, output in self._run.outputs():
-            finish_reason(output.outputs[0])  # raises if it was aborted
-            self._usage.add_prompt(output)
-            self._usage.add_outputs(output.outputs)
-            yield text
+        async with aclosing(self._run.outputs()) as outputs:
+            async for text, output in outputs:
+                self._usage.add_prompt(output)
+                self._usage.add_outputs(output.outputs)
+                yield text
 
     async def _events(self) -> AsyncGenerator[dict[str, Any], None]:
         """The text piece by piece, and the whole at the end."""
-        async for text in self._texts():
-            if text:
-                yield {"type": "transcript.text.delta", "delta": text}
+        async with aclosing(self._texts()) as texts:
+            async for text in texts:
+                if text:
+                    yield {"type": "transcript.text.delta", "delta": text}
         whole = self._run.reading.transcript().text
         yield {"type": "transcript.text.done", "text": whole, "usage": self._usage.reported_with_audio()}
 

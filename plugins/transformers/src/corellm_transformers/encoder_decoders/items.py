@@ -65,7 +65,7 @@ class Items:
             rate = self.sampling_rate
             raise MediaError(
                 f"the audio has {len(samples) / rate:.1f} seconds, and the model's encoder reads {longest / rate:g}; "
-                "send it in pieces, or cut it with mm_processor_kwargs={'truncation': True}",
+                "give it to LLM.transcribe, send it in pieces, or cut it with mm_processor_kwargs={'truncation': True}",
                 expected=longest,
                 got=len(samples),
             )
