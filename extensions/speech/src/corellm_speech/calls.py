@@ -5,9 +5,9 @@ Knows arguments and requests; what the requests are is the readings' to know.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from corellm.errors import InvalidParameterError, UnsupportedModalityError
@@ -18,7 +18,10 @@ from corellm_speech.reading import Asked, Reading, begin
 from corellm_speech.segments import Transcript
 
 if TYPE_CHECKING:
-    from corellm.serving import AsyncLLM, InputProcessor, ProcessedPrompt
+    from corellm.serving import AsyncLLM, InputProcessor
+
+_SIDE_BY_SIDE = 32
+"""Most items that are read at once: the samples of others are not in memory yet."""
 
 
 def calls_of(llm: LLM | AsyncLLM) -> SpeechCalls | None:
@@ -59,7 +62,8 @@ class SpeechCalls:
             prompt: what was said before, or names that may come.
             times: whether to ask for times, if the model tells them, also of audio that it reads at once.
             sampling_params: how to choose tokens, `max_tokens` for each piece of the audio; None for the most likely
-                ones, and as many as there are. `logprobs`, `stop` and processors of logits have no effect.
+                ones, and as many as there are. With times, `n`, `logprobs`, `stop` and processors of logits have no
+                effect.
 
         Returns:
             One transcript per item.
@@ -75,14 +79,23 @@ class SpeechCalls:
         params = sampling_params or SamplingParams(temperature=0, max_tokens=None)
         asked = Asked(language, translate, prompt, replace(params, n=1))
         items = audio if isinstance(audio, list) else [audio]
-        readings = [begin_reading(processor, item, asked, times=times) for item in items]
-        while running := [reading for reading in readings if reading.piece is not None]:
-            prepare = [_prepared(processor, reading) for reading in running]
-            wanted = [reading.piece.params for reading in running if reading.piece is not None]
-            outputs = self._llm.run_prepared(prepare, wanted, use_tqdm=False, on_error="raise")
-            for reading, output in zip(running, outputs, strict=True):
-                reading.take(output)
-        return [reading.transcript() for reading in readings]
+        waiting, running, found = enumerate(items), dict[int, Reading](), dict[int, Transcript]()
+        while len(found) < len(items):
+            for index, item in islice(waiting, _SIDE_BY_SIDE - len(running)):
+                running[index] = begin_reading(processor, item, asked, times=times)
+            self._step(processor, list(running.values()))
+            for index in [index for index, reading in running.items() if reading.piece is None]:
+                found[index] = running.pop(index).transcript()
+        return [found[index] for index in range(len(items))]
+
+    def _step(self, processor: InputProcessor, readings: list[Reading]) -> None:
+        """Run the next piece of each reading."""
+        pieces = [reading.piece for reading in readings if reading.piece is not None]
+        prepare = [partial(processor.process, piece.fields) for piece in pieces]
+        wanted = [piece.params for piece in pieces]
+        outputs = self._llm.run_prepared(prepare, wanted, use_tqdm=False, on_error="raise")
+        for reading, output in zip(readings, outputs, strict=True):
+            reading.take(output)
 
 
 def begin_reading(processor: InputProcessor, item: Any, asked: Asked, *, times: bool) -> Reading:
@@ -113,9 +126,3 @@ def begin_reading(processor: InputProcessor, item: Any, asked: Asked, *, times: 
         return tokens or []
 
     return begin(form, samples, asked, processor.tokenizer, prompt, times=times and tells_times)
-
-
-def _prepared(processor: InputProcessor, reading: Reading) -> Callable[[], ProcessedPrompt]:
-    """Return what prepares a reading's next request."""
-    assert reading.piece is not None
-    return partial(processor.process, reading.piece.fields)
