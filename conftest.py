@@ -5,6 +5,7 @@ transformers is quiet, and without a GPU Triton's kernels are interpreted.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -65,6 +66,21 @@ def _quiet_transformers() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     transformers.PreTrainedConfig.__repr__ = lambda self: f"<{type(self).__name__}>"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _loggers_of_torch_propagate() -> None:
+    """Pytest gives its handlers to each logger that does not propagate, in each of a test's phases.
+
+    Forty of torch's do not: that takes longer than most tests. Here they hand what they log to torch's topmost logger,
+    which has the same handler.
+    """
+    import torch  # noqa: F401 - it makes them
+
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch.") and isinstance(logger, logging.Logger) and not logger.propagate:
+            logger.propagate = True
+            logger.handlers.clear()
 
 
 @pytest.fixture(scope="session", autouse=True)
