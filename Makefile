@@ -14,7 +14,8 @@ OLDEST := 5.17.0
 # start first
 PROCESSES := $(shell $(PYTHON) -c 'import os; print(min(8, os.cpu_count() + 1))')
 PARALLEL := -n $(PROCESSES) --dist loadscope --no-loadscope-reorder
-PIP = $(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --disable-pip-version-check
+# modules are compiled when they are first imported: most that are installed never are
+PIP = $(BIN)/python -m pip install --no-compile $(if $(MAKE_TERMOUT),,--quiet) --disable-pip-version-check
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
 .PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train kernels test parity-torch parity-oldest kernels-test browser-test fuzz forms promises soak clients mutants mutants-touched changes docs docs-serve lint bench gpu-bench peers bench-peers families transformers-versions vllm-scripts wheels-test wheels-test-full check clean

@@ -32,7 +32,7 @@ def install(folder: Path) -> None:
         subprocess.CalledProcessError: pip failed, and said why.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [sys.executable, "-m", "pip", "install", "--no-compile", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "--no-deps", "--target", str(folder), *LIBRARIES], check=True)
     for compiled in (*folder.glob("torchvision/*.so"), *folder.glob("torchaudio/lib/*.so")):
         compiled.unlink()

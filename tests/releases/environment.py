@@ -125,7 +125,7 @@ def environment_of(library: str, release: str, where: Path) -> Environment:
 
 def _install(folder: Path, wanted: str, *, with_all: bool) -> None:
     """Install a distribution with all that it needs, or with what the development install has no fitting release of."""
-    pip = [sys.executable, *_PIP, "install", "--target", str(folder)]
+    pip = [sys.executable, *_PIP, "install", "--no-compile", "--target", str(folder)]
     if with_all:
         subprocess.run([*pip, wanted], check=True)
         return
