@@ -32,7 +32,8 @@
     ├── RequestFailedError              500    this request failed while it ran; others went on
     │   ├── ProcessingError                    the adapter or its processor raised
     │   ├── EncoderError                       the encoder raised
-    │   └── EmbeddingCountError                embeddings returned differ from the placeholder's mask
+    │   ├── EmbeddingCountError                embeddings returned differ from the placeholder's mask
+    │   └── EngineLostError             503    its engine ended, of several; the others go on
     └── EngineDeadError                 503    the engine itself stopped; every waiting client gets this
         └── OtherProcessError                  it is in another process: used after a fork, or pickled
 
@@ -223,6 +224,12 @@ class EncoderError(RequestFailedError):
 
 class EmbeddingCountError(RequestFailedError):
     """The embeddings an adapter returned differ in number from the placeholder's mask."""
+
+
+class EngineLostError(RequestFailedError):
+    """The engine that computed the request ended, of several, and no other one could go on: send it again."""
+
+    status = 503
 
 
 def raised_at(error: BaseException) -> str:

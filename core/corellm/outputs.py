@@ -75,6 +75,8 @@ class RequestMetrics:
     num_generation_tokens: int = 0
     """Tokens generated so far, of all completions."""
     num_preemptions: int = 0
+    replica: str | None = None
+    """Which of several engines computed it, where there are several."""
 
     @property
     def first_token_latency(self) -> float | None:

@@ -1,8 +1,9 @@
 """What a server may use of the engine, beside the public pages: one page, so that the engine's rooms can change.
 
-    client      `EngineClient`, which both engines are: `AsyncLLM` in this process, `ProcessLLM` in one of its own
+    client      `EngineClient`, which both engines are: `AsyncLLM` in this process, `ProcessLLM` in one of its own;
+                an `EngineOffer` is an extension's
     prompts     an `InputProcessor` makes a `ProcessedPrompt` in any thread, by fairly shared `PreparationPools`
-    metrics     `Metric`, with `METRIC_DESCRIPTIONS` by name
+    metrics     `Metric`, with `METRIC_DESCRIPTIONS` by name; `total_metrics` of several engines
 
 Importing it imports no torch.
 """
@@ -16,6 +17,8 @@ from corellm.engine.metrics import Counter as Counter
 from corellm.engine.metrics import Gauge as Gauge
 from corellm.engine.metrics import Metric as Metric
 from corellm.engine.metrics import Vector as Vector
+from corellm.engine.metrics import total_metrics as total_metrics
+from corellm.engine.offer import EngineOffer as EngineOffer
 from corellm.engine.process.client import ProcessLLM as ProcessLLM
 from corellm.frontend.input_processor import InputProcessor as InputProcessor
 from corellm.frontend.input_processor import ProcessedPrompt as ProcessedPrompt
@@ -28,6 +31,7 @@ __all__ = [
     "AsyncLLM",
     "Counter",
     "EngineClient",
+    "EngineOffer",
     "Gauge",
     "InputProcessor",
     "Metric",
@@ -35,4 +39,5 @@ __all__ = [
     "ProcessLLM",
     "ProcessedPrompt",
     "Vector",
+    "total_metrics",
 ]

@@ -5,8 +5,9 @@ Names are vLLM's, with `corellm:` before them instead of `vllm:`. Knows no serve
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -79,6 +80,23 @@ _OF_PARTS: Mapping[str, type[Counter | Gauge]] = {
     "corellm:lora_adapters_replaced": Counter,
 }
 """Metrics of the worker's parts; 0 where there is no such part."""
+
+
+def total_metrics(of_engines: Iterable[Sequence[Metric]]) -> list[Metric]:
+    """The metrics of several engines together: sums, and of shares the largest one."""
+    whole: dict[str, Metric] = {}
+    for metric in chain.from_iterable(of_engines):
+        known = whole.get(metric.name)
+        whole[metric.name] = metric if known is None else _joined(known, metric)
+    return list(whole.values())
+
+
+def _joined(one: Metric, other: Metric) -> Metric:
+    if isinstance(one, Vector) and isinstance(other, Vector):
+        values = [sum(pair) for pair in zip_longest(one.values, other.values, fillvalue=0)]
+        return Vector(one.name, sum(values), values)
+    is_share = one.name.endswith("_perc")
+    return replace(one, value=max(one.value, other.value) if is_share else one.value + other.value)
 
 
 def read_metrics(engine: LLMEngine) -> list[Metric]:

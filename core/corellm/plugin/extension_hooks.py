@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from corellm.config import EngineConfig, ModelConfig
     from corellm.engine.async_llm import AsyncLLM
+    from corellm.engine.offer import EngineOffer
     from corellm.fetch_settings import FetchSettings
     from corellm.frontend.prompt_key import PromptKey
     from corellm.hookspecs import ModelContext
@@ -274,6 +275,15 @@ def offer_fetching(settings: FetchSettings) -> Any:
 @_hookspec
 def offer_calls(llm: LLM | AsyncLLM) -> Any:
     """Give an object whose methods are calls that `LLM` or `AsyncLLM` has names for (`embed`, ...); or None."""
+
+
+@_hookspec
+def offer_engine_client() -> EngineOffer | None:
+    """Offer options of `corellm serve` that put another engine behind it: a `corellm.serving.EngineOffer`.
+
+    All offers are taken; the options of one at most may ask for its engine. Called whenever the command's arguments are
+    read: what the engine imports must be imported when it is opened.
+    """
 
 
 @_hookspec

@@ -91,7 +91,7 @@ class ProcessLLM(AsyncLLM):
     async def in_engine(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
         """Call a function as `AsyncLLM.in_engine` does: the other process imports it by its name."""
         future: Future[_Result] = Future()
-        return await self._result_of(future, partial(self.engine.call, future, _name_of(function), arguments))
+        return await self._result_of(future, partial(self.engine.call, future, name_of(function), arguments))
 
     async def reset_mm_cache(self) -> None:
         """Forget processed items, and encoder outputs that no request in flight needs."""
@@ -118,7 +118,7 @@ class ProcessLLM(AsyncLLM):
         return [replace(metric, value=own.get(metric.name, metric.value)) for metric in metrics]
 
 
-def _name_of(function: Callable[..., Any]) -> str:
+def name_of(function: Callable[..., Any]) -> str:
     """Return the name by which another process imports a function.
 
     Raises:

@@ -137,7 +137,8 @@ class EngineLoop:
             self._send([Delta(deltas[0].request_id, [], True, fault=to_fault(error))])
 
 
-def _ready(engine: LLMEngine) -> Ready:
+def sizes_of(engine: LLMEngine) -> Ready:
+    """Return what the front end of a loaded model must know of it."""
     scheduler, processor = engine.scheduler, engine.input_processor
     return Ready(
         vocab_size=processor.vocab_size,
@@ -161,7 +162,7 @@ def _serve(channel: Channel) -> None:
     assert isinstance(start, Start)
     set_up_log(start.log_level, as_json=start.log_as_json)
     engine = LLMEngine.from_kwargs(**start.engine_args | {"media_workers": 0})  # the API process decodes media
-    channel.send(messages.encode(_ready(engine)))
+    channel.send(messages.encode(sizes_of(engine)))
     gc.freeze()  # a full collection would hold up requests
     try:
         EngineLoop(engine, channel).run()

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from corellm.errors import CorellmError, EngineDeadError, MissingExtraError, RequestError
+from corellm.errors import CorellmError, EngineDeadError, EngineLostError, MissingExtraError, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +91,8 @@ def as_api_error(error: BaseException) -> ApiError:
         return error
     if isinstance(error, EngineDeadError):
         return ApiError(503, "the engine stopped; the server is about to exit", code="engine_dead")
+    if isinstance(error, EngineLostError):
+        return unavailable(str(error))
     if isinstance(error, RequestError):
         return ApiError(error.status, str(error), param=error.param)
     if isinstance(error, MissingExtraError):

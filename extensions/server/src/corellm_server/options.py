@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from corellm.errors import ConfigError
 from corellm.fetch_settings import FetchSettings
@@ -183,3 +183,5 @@ class ServerConfig:
     options: ServerOptions = field(default_factory=ServerOptions)
     limits: RequestLimits = field(default_factory=RequestLimits)
     fetching: FetchSettings = field(default_factory=FetchSettings)
+    offered: tuple[Any, ...] = ()
+    """Options of engines that extensions offer, one instance for each offer."""

@@ -19,6 +19,7 @@ _CORS = "use --cors-origins; headers and methods that the server takes are let i
 _LOGS = "use --log-level; each request is logged in one line, without its content"
 _MODEL = "name the model as the first word: corellm serve MODEL"
 _NO_CODE = "no code is loaded by its name; write an extension plugin (corellm.extensions)"
+_REPLICAS = "replicas run on Ray: from a checkout, pip install ./extensions/ray"
 _NO_CLIENT_CERTIFICATES = "clients are known by --api-key; for certificates of clients put a proxy before the server"
 
 SERVER_FLAGS: dict[str, Absent] = {
@@ -55,6 +56,8 @@ SERVER_FLAGS: dict[str, Absent] = {
     "headless": Absent((False,), _ONE_DEVICE),
     **dict.fromkeys(("model", "model_path", "model_id"), Absent((), _MODEL)),
     **dict.fromkeys(("tp", "tp_size", "num_shard", "pp", "dp", "dp_size"), Absent((1,), _ONE_DEVICE)),
+    "replicas": Absent((1, "1"), _REPLICAS),
+    **dict.fromkeys(("ray_address", "replica_cpus", "replica_gpus", "replica_router"), Absent((), _REPLICAS)),
     **dict.fromkeys(("context_length", "ctx_size", "max_total_tokens"), Absent((), "use --max-model-len")),
     "mem_fraction_static": Absent((), "use --gpu-memory-utilization"),
     "max_running_requests": Absent((), "use --max-num-seqs"),

@@ -6,16 +6,20 @@ Defines them and reads them; what is done with the configuration is the commands
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
 from corellm.cli.arguments import ENGINE_CONFIGS
 from corellm.cli.fields import add_fields, given_fields
 from corellm.errors import ConfigError
 from corellm.fetch_settings import FetchSettings
+from corellm.plugin.extensions import call_extensions
 from corellm_server.commands.config_file import read_config
 from corellm_server.limits import RequestLimits
 from corellm_server.options import ServerConfig, ServerOptions
+
+if TYPE_CHECKING:
+    from corellm.serving import EngineOffer
 
 _CONFIGS = (ServerOptions, RequestLimits, FetchSettings, *ENGINE_CONFIGS)
 
@@ -37,14 +41,26 @@ def add_server(parser: argparse.ArgumentParser, title: str, *, skip: Collection[
         add_fields(parser, f"engine: {config.__name__}", config, skip=("model",))
 
 
-def configured(args: argparse.Namespace) -> tuple[ServerConfig, dict[str, Any]]:
+def engine_offers() -> list[EngineOffer]:
+    """The engines that extensions offer in place of the one of this machine."""
+    from corellm.serving import EngineOffer
+
+    offers = call_extensions("offer_engine_client", lambda offer: isinstance(offer, EngineOffer))
+    return [offer for _, offer in offers]
+
+
+def configured(args: argparse.Namespace, offered: Sequence[type] = ()) -> tuple[ServerConfig, dict[str, Any]]:
     """The server's configuration, and the engine's arguments.
+
+    Args:
+        args: of the command line.
+        offered: classes of further options, which extensions offer.
 
     Raises:
         ConfigError: an option is wrong or lacks another, or there is no model.
     """
-    given: dict[str, Any] = read_config(args.config, _CONFIGS) if args.config else {}
-    given |= given_fields(vars(args), _CONFIGS)
+    given: dict[str, Any] = read_config(args.config, (*_CONFIGS, *offered)) if args.config else {}
+    given |= given_fields(vars(args), (*_CONFIGS, *offered))
     if "api_key" in given and not given["api_key"]:
         raise ConfigError("api_key is empty (an unset variable?); leave it out for a server that all may use")
     if "model" not in given:
@@ -53,6 +69,7 @@ def configured(args: argparse.Namespace) -> tuple[ServerConfig, dict[str, Any]]:
         options=ServerOptions(**given_fields(given, [ServerOptions])),
         limits=RequestLimits(**given_fields(given, [RequestLimits])),
         fetching=FetchSettings(**given_fields(given, [FetchSettings])),
+        offered=tuple(options(**given_fields(given, [options])) for options in offered),
     )
     for name in ("lora_modules", "allow_runtime_lora_updating"):
         if getattr(config.options, name) and not given.get("enable_lora"):

@@ -6,19 +6,26 @@ import argparse
 import contextlib
 import gc
 import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from corellm.cli.fields import add_fields
 from corellm.errors import CorellmError, MissingExtraError
 from corellm.system.allocator import return_large_blocks
 from corellm.system.log_format import set_up_log, start_line
 from corellm_server.commands.absent_flags import without_absent
-from corellm_server.commands.arguments import add_server, configured
+from corellm_server.commands.arguments import add_server, configured, engine_offers
 from corellm_server.options import ServerConfig
 
 if TYPE_CHECKING:
+    from corellm.serving import EngineClient, EngineOffer, ProcessLLM
     from corellm_server.tracing import Tracing
 
 logger = logging.getLogger("corellm_server")
+
+OpenEngine = Callable[[dict[str, Any]], "AbstractContextManager[EngineClient]"]
 
 _HELP = """\
 Serve a model over HTTP: /v1/chat/completions, /v1/responses, /v1/messages, /v1/completions, /v1/audio/transcriptions,
@@ -52,6 +59,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="a directory, a hub name (owner/name), `demo` or `demo-video`",
     )  # fmt: skip
     add_server(parser, "server")
+    for offer in engine_offers():
+        add_fields(parser, offer.title, offer.options)
     parser.set_defaults(run=run, reword=_without_absent)
 
 
@@ -66,11 +75,12 @@ def _without_absent(parser: argparse.ArgumentParser, words: list[str]) -> list[s
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; returns 1 if the engine died or hung."""
-    config, engine_args = configured(args)
+    offers = engine_offers()
+    config, engine_args = configured(args, [offer.options for offer in offers])
     as_json = config.options.log_format == "json"
     set_up_log(config.options.log_level.upper(), as_json=as_json)
     try:
-        return _serve(config, engine_args)
+        return _serve(config, engine_args, _engine(offers, config.offered))
     except CorellmError as error:
         if args.traceback or not as_json:
             raise
@@ -78,9 +88,22 @@ def run(args: argparse.Namespace) -> int:
         return 1
 
 
-def _serve(config: ServerConfig, engine_args: dict[str, Any]) -> int:
-    return_large_blocks()  # the engine has a process of its own
+def _engine(offers: Sequence[EngineOffer], offered: Sequence[Any]) -> OpenEngine:
+    """What opens the engine by its arguments: an offered one that the options ask for, else one of this machine."""
+    for offer, options in zip(offers, offered, strict=True):
+        if offer.is_wanted(options):
+            return partial(offer.opened, options)
+    return _own_engine
+
+
+def _own_engine(engine_args: dict[str, Any]) -> contextlib.closing[ProcessLLM]:
     from corellm.serving import ProcessLLM
+
+    return contextlib.closing(ProcessLLM(**engine_args))
+
+
+def _serve(config: ServerConfig, engine_args: dict[str, Any], open_engine: OpenEngine) -> int:
+    return_large_blocks()  # the engine has a process of its own
     from corellm_server.connections import allow_descriptors
     from corellm_server.fetching.fetcher import Fetcher
     from corellm_server.kept.responses import open_table
@@ -95,7 +118,7 @@ def _serve(config: ServerConfig, engine_args: dict[str, Any]) -> int:
     logger.info("loading %s", engine_args["model"])
     name = served_names(options, engine_args["model"])[0]
     tracing = _tracing(options.otlp_traces_endpoint, name)
-    with bind(options) as bound, contextlib.closing(ProcessLLM(**engine_args)) as llm:
+    with bind(options) as bound, open_engine(engine_args) as llm:
         fetcher = Fetcher(config.fetching) if config.fetching.allowed_media_domains else None
         service = Service(llm, engine_args["model"], config, fetcher, tracing)
         told = f"corellm serves {name} at {url_of(bound, options)}/v1 (Ctrl-C stops)"

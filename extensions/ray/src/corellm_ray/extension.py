@@ -1,0 +1,21 @@
+"""What corellm calls of this distribution. Imports neither torch nor Ray."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from corellm.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from corellm.serving import EngineOffer
+
+
+class OnRay:
+    """Replicas behind `corellm serve`."""
+
+    @hookimpl
+    def offer_engine_client(self) -> EngineOffer:
+        """Return the options of replicas, and what opens them."""
+        from corellm_ray.offer import OFFER
+
+        return OFFER

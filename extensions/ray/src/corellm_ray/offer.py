@@ -1,0 +1,26 @@
+"""Replicas as an engine that `corellm serve` may have behind it. Imports neither torch nor Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from corellm.serving import EngineClient, EngineOffer
+from corellm_ray.options import ReplicaOptions
+
+
+def _is_wanted(options: ReplicaOptions) -> bool:
+    return options.replicas is not None
+
+
+@contextmanager
+def _opened(options: ReplicaOptions, engine_args: Mapping[str, Any]) -> Iterator[EngineClient]:
+    from corellm_ray.deployment import replicas
+
+    with replicas(options, engine_args) as client:
+        yield client
+
+
+OFFER = EngineOffer("replicas on Ray", ReplicaOptions, _is_wanted, _opened)
+"""What `corellm serve` has with this distribution."""

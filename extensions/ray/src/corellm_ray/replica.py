@@ -1,0 +1,114 @@
+"""A replica: an engine in a Ray actor, which Ray Serve starts, asks for its health, and replaces.
+
+Knows the engine and how a request comes and goes; knows neither the server nor other replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from pkgutil import resolve_name
+from typing import Any
+
+import msgspec
+from ray import serve
+
+from corellm.engine.process.codec import RequestCodec
+from corellm.engine.process.engine_main import sizes_of
+from corellm.engine.process.faults import Fault, to_fault
+from corellm.engine.process.messages import Delta
+from corellm.engine.process.messages import encode as encoded
+from corellm.errors import CorellmError, EngineDeadError
+from corellm.serving import AsyncLLM
+from corellm_ray.cores import bound_to_cores
+
+logger = logging.getLogger(__name__)
+
+
+class Result(msgspec.Struct, array_like=True):
+    """What a call of a function in a replica's engine gave."""
+
+    value: Any
+    fault: Fault | None = None
+    is_elsewhere: bool = False
+    """Whether the replica that was meant is not this one, and nothing was called."""
+
+
+class EngineReplica:
+    """One engine.
+
+    Args:
+        engine_args: of `EngineConfig.from_kwargs`.
+        num_cpus: cores that its threads keep to; 0 or a fraction for any.
+        hang_seconds: longest time without a finished step while there is one to do.
+        log_level: of its log, which Ray keeps by replica.
+    """
+
+    def __init__(self, engine_args: Mapping[str, Any], num_cpus: float, hang_seconds: float, log_level: int) -> None:
+        logging.basicConfig(level=log_level)
+        self.id = serve.get_replica_context().replica_id.unique_id
+        self._hang_seconds = hang_seconds
+        self._cores = bound_to_cores(int(num_cpus))
+        self._llm = AsyncLLM(**{**engine_args, "media_workers": 0})  # the server decodes media
+        self._codec = self._llm.engine.use.codec or RequestCodec()
+
+    async def generate(self, request: bytes, key: str) -> AsyncGenerator[bytes, None]:
+        """Run a request, and yield what is new of it: encoded deltas, with this replica's id in place of the request's.
+
+        Args:
+            request: pickled prompt and parameters.
+            key: by which the request found this replica.
+        """
+        prompt, params = pickle.loads(request)
+        try:
+            async with aclosing(self._llm.generate(prompt, params)) as outputs:
+                async for output in outputs:
+                    output.request_id = self.id
+                    yield encoded(self._codec.delta(output))
+        except CorellmError as error:
+            if isinstance(error, EngineDeadError):
+                raise  # as if the process had ended
+            yield encoded(Delta(self.id, [], True, fault=to_fault(error)))
+
+    async def sizes(self) -> bytes:
+        """What the server's front end must know of the model, encoded."""
+        return encoded(sizes_of(self._llm.engine))
+
+    async def call(self, target: str, function: str, arguments: Sequence[Any]) -> bytes:
+        """Call a function with the engine between two steps, if this replica was meant; returns an encoded `Result`.
+
+        Args:
+            target: id of the replica.
+            function: its name: `module:function`.
+            arguments: what it is called with, after the engine.
+        """
+        if target not in ("", self.id):
+            return encoded(Result(None, is_elsewhere=True))
+        try:
+            return encoded(Result(await self._llm.in_engine(resolve_name(function), *arguments)))
+        except Exception as error:  # no call may end the engine
+            logger.debug("%s failed", function, exc_info=True)
+            return encoded(Result(None, to_fault(error)))
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What decides how many replicas there are."""
+        metrics = {metric.name: metric.value for metric in await self._llm.get_metrics()}
+        return {"kv_cache_usage": metrics["corellm:kv_cache_usage_perc"]}
+
+    async def check_health(self) -> None:
+        """Return if the engine lives.
+
+        Raises:
+            EngineDeadError: why it does not, or that it hangs; Ray Serve replaces the replica.
+        """
+        await self._llm.check_health()
+        if self._llm.seconds_silent > self._hang_seconds:
+            raise EngineDeadError(f"the engine completed no step for {self._hang_seconds:g} s")
+
+    async def __del__(self) -> None:
+        """End the engine, after Ray Serve has drained the replica."""
+        if hasattr(self, "_llm"):
+            await asyncio.to_thread(self._llm.close)

@@ -1,0 +1,91 @@
+"""Request routers for Ray Serve: how a request of this process finds a replica.
+
+Ray Serve makes a router in the process of the handle and tells it which replicas run. Knows Ray Serve's routers; how
+prompts and replicas are ranked is `affinity`'s.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from corellm_ray.affinity import ranked
+
+Choices = list[list[RunningReplica]]
+"""Replicas to try, in turns; of each turn the one with the least to do."""
+
+
+RUNNING: dict[str, frozenset[str]] = {}
+"""Ids of the replicas that take requests now, by the name of their application."""
+
+
+class Router(RequestRouter):
+    """What all routers have: they note which replicas there are, and calls that are for one replica go to it."""
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Take these replicas from now on."""
+        super().update_replicas(replicas)
+        self._note()
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        """Take a replica no more."""
+        super().on_replica_actor_died(replica_id)
+        self._note()
+
+    def _note(self) -> None:
+        RUNNING[self.app_name] = frozenset(replica.unique_id for replica in self.curr_replicas)
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> Choices:
+        """Return where a request may go; a call for a replica that is gone goes to any, which refuses it."""
+        if pending_request is None:
+            return [candidate_replicas]
+        target = pending_request.kwargs.get("target")
+        if target is not None:
+            meant = [replica for replica in candidate_replicas if replica.replica_id.unique_id == target]
+            return [meant or candidate_replicas]
+        return await self.choose(candidate_replicas, pending_request)
+
+    async def choose(self, replicas: list[RunningReplica], request: PendingRequest) -> Choices:
+        """Return where a request may go."""
+        raise NotImplementedError
+
+
+class PrefixRouter(Router):
+    """Requests with the same system prompt and first item go to the same replica, within a bound of its load."""
+
+    async def choose(self, replicas: list[RunningReplica], request: PendingRequest) -> Choices:
+        """Return all replicas in the order of the request's key."""
+        by_id = {replica.replica_id.unique_id: replica for replica in replicas}
+        loads = {name: self.replica_queue_len_cache.get(one.replica_id) or 0 for name, one in by_id.items()}
+        return [[by_id[name]] for name in ranked(request.kwargs.get("key", ""), loads)]
+
+
+class RoundRobinRouter(Router):
+    """Each replica in turn."""
+
+    def initialize_state(self, **_: object) -> None:
+        """Begin with any."""
+        self._turns: Iterator[int] = itertools.count()
+
+    async def choose(self, replicas: list[RunningReplica], request: PendingRequest) -> Choices:
+        """Return all replicas, the next one first."""
+        ordered = sorted(replicas, key=lambda replica: replica.replica_id.unique_id)
+        first = next(self._turns) % len(ordered)
+        return [[replica] for replica in ordered[first:] + ordered[:first]]
+
+
+class LoadRouter(Router):
+    """The less busy of two replicas that are drawn, as Ray Serve's own default."""
+
+    async def choose(self, replicas: list[RunningReplica], request: PendingRequest) -> Choices:
+        """Return two."""
+        return [random.sample(replicas, min(2, len(replicas)))]
+
+
+ROUTERS = {"prefix": PrefixRouter, "load": LoadRouter, "round-robin": RoundRobinRouter}
+"""By their names as options."""
