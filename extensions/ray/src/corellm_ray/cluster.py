@@ -31,7 +31,9 @@ def joined(
     Raises:
         ConfigError: there is no cluster at the address.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reports to its makers otherwise
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what will be its default; it warns until then
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
     if ray.is_initialized():
         yield False
         return
