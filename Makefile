@@ -18,7 +18,7 @@ PARALLEL := -n $(PROCESSES) --dist loadscope --no-loadscope-reorder
 PIP = $(BIN)/python -m pip install --no-compile $(if $(MAKE_TERMOUT),,--quiet) --disable-pip-version-check
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train kernels test parity-torch parity-oldest kernels-test browser-test fuzz forms promises soak clients mutants mutants-touched changes docs docs-serve lint bench gpu-bench peers bench-peers families transformers-versions vllm-scripts wheels-test wheels-test-full check clean
+.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train kernels test parity-torch parity-oldest kernels-test browser-test fuzz forms promises ray-demo ray-proof soak clients mutants mutants-touched changes docs docs-serve lint bench gpu-bench peers bench-peers families transformers-versions vllm-scripts wheels-test wheels-test-full check clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## */\t/' | expand -t 20
@@ -84,6 +84,12 @@ forms: setup     ## outputs of forms and calls of tools: 1,000 sampled, 2,000 ra
 
 promises: setup  ## what is promised of faults, bad input, results, time and memory, at full scale; needs Linux and a machine that does nothing else
 	$(BIN)/python -m pytest -m full
+
+ray-demo: setup  ## ask `demo` the questions of `make demo`, on two replicas on a local Ray cluster
+	$(BIN)/python -m demo.ask_replicas
+
+ray-proof: setup ## replicas on Ray are killed at ten random moments under load, and no request is lost
+	$(BIN)/python -m pytest -m full extensions/ray
 
 soak: setup      ## mixed, broken and hostile load on a server for MINUTES, drawn in soak.png
 	$(BIN)/python -m bench.soak --minutes $(MINUTES)

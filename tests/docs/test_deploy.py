@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ import yaml
 import corellm
 from corellm.cli import build_parser
 from corellm.engine.metrics import DESCRIPTIONS, read_metrics
+from corellm_ray.options import ReplicaOptions
 from corellm_server.commands.arguments import configured
 from corellm_server.gate import OPEN_ROUTES
 from corellm_server.metrics import ServerMetrics
@@ -48,7 +50,7 @@ def test_the_dashboard_shows_every_metric() -> None:
         is_sleeping=False,
     )
     metrics, of_engine = ServerMetrics(), read_metrics(engine)
-    metrics.text(of_engine)
+    metrics.text({"": of_engine})
     assert {metric.name for metric in of_engine} == DESCRIPTIONS.keys()
     names = {family.name + SUFFIXES[family.type] for family in metrics.registry.collect()}
     assert set(re.findall(r"corellm:\w+", " ".join(queries))) == names
@@ -114,6 +116,41 @@ def test_the_kubernetes_example_fits_together(tmp_path: Path) -> None:
     assert {probe["path"] for probe in probes.values()} <= OPEN_ROUTES
     assert port["containerPort"] == options.port
     assert f"--uid {spec['securityContext']['runAsUser']} " in (FILES / "Dockerfile").read_text(encoding="utf-8")
+
+
+def test_the_kuberay_example_fits_together(tmp_path: Path) -> None:
+    """The server joins the head beside it; a worker has room for a replica; the most pods are the most replicas."""
+    secret, cluster, service = yaml.safe_load_all((FILES / "kuberay.yaml").read_text(encoding="utf-8"))
+    head, (workers,) = cluster["spec"]["headGroupSpec"], cluster["spec"]["workerGroupSpecs"]
+    (server,), (worker,) = (group["template"]["spec"]["containers"] for group in (head, workers))
+    file = tmp_path / "server.yaml"
+    file.write_text(secret["stringData"]["server.yaml"], encoding="utf-8")
+    args = build_parser().parse_args(["serve", "--config", str(file)])
+    config, engine = configured(args, [ReplicaOptions])
+    (replicas,) = config.offered
+    assert engine == {"model": "demo"}
+    assert config.options.api_key
+    assert cluster["spec"]["rayVersion"] == version("ray")
+    assert server["image"] == worker["image"] == f"corellm:{corellm.__version__}"
+    assert cluster["metadata"]["annotations"]["ray.io/overwrite-container-cmd"] == "true"
+    assert all("$KUBERAY_GEN_RAY_START_CMD" in container["args"][0] for container in (server, worker))
+    assert "exec corellm serve --config /etc/corellm/server.yaml" in server["args"][0]
+    ports = {port["name"]: port["containerPort"] for port in server["ports"]}
+    assert replicas.ray_address == f"127.0.0.1:{ports['gcs-server']}"
+    assert service["spec"]["ports"][0]["targetPort"] == "http"
+    assert ports["http"] == config.options.port
+    assert service["spec"]["selector"].items() <= {
+        **head["template"]["metadata"]["labels"], "ray.io/node-type": "head",
+    }.items()  # fmt: skip
+    assert {probe["httpGet"]["path"] for probe in (server["readinessProbe"], server["livenessProbe"])} <= OPEN_ROUTES
+    assert int(head["rayStartParams"]["num-cpus"]) == 0
+    assert int(worker["resources"]["limits"]["cpu"]) == replicas.replica_cpus
+    assert (workers["minReplicas"], workers["maxReplicas"]) == (replicas.fewest, replicas.most)
+    (mount,), (volume,) = server["volumeMounts"], head["template"]["spec"]["volumes"]
+    assert mount["name"] == volume["name"]
+    assert volume["secret"]["secretName"] == secret["metadata"]["name"]
+    assert head["template"]["spec"]["terminationGracePeriodSeconds"] > config.options.shutdown_timeout
+    assert workers["template"]["spec"]["terminationGracePeriodSeconds"] > replicas.replica_drain_timeout
 
 
 def test_the_image_has_every_plugin() -> None:

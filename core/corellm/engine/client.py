@@ -75,3 +75,6 @@ class EngineClient(Protocol):
 
     async def get_metrics(self) -> Sequence[Metric]:
         """The engine's metrics; waits until the step in flight is done."""
+
+    async def get_metrics_by_replica(self) -> Mapping[str, Sequence[Metric]]:
+        """The metrics of each of several engines, by its name; of the only one by an empty name."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -112,6 +112,10 @@ class AsyncMaintenance(ABC):
     async def get_metrics(self) -> list[Metric]:
         """As `LLM.get_metrics`."""
         return await self.in_engine(read_metrics)
+
+    async def get_metrics_by_replica(self) -> Mapping[str, Sequence[Metric]]:
+        """The metrics of each of several engines, by its name; of the only one by an empty name."""
+        return {"": await self.get_metrics()}
 
     async def start_profile(self, trace_file: str | os.PathLike[str] | None = None) -> None:
         """As `LLM.start_profile`."""

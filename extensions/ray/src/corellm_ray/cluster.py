@@ -10,9 +10,16 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import ray
+for _name in (
+    "RAY_USAGE_STATS_ENABLED",  # it reports to its makers otherwise
+    "RAY_ENABLE_AUTO_CONNECT",  # its threads would start a cluster when they look for one that was ended
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO",  # its default to come; it warns until then
+):
+    os.environ.setdefault(_name, "0")  # Ray reads them when it is imported
 
-from corellm.errors import ConfigError
+import ray  # noqa: E402
+
+from corellm.errors import ConfigError  # noqa: E402
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +38,6 @@ def joined(
     Raises:
         ConfigError: there is no cluster at the address.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reports to its makers otherwise
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what will be its default; it warns until then
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     if ray.is_initialized():
         yield False

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from corellm_ray.cluster import joined  # isort: skip  # first: it sets what Ray reads when it is imported
+
 from corellm.config import EngineConfig
 from corellm.engine.process.front_end import open_front_end, refuse_early
 from corellm.engine.process.messages import Ready, decode_from_engine
@@ -19,7 +21,6 @@ from corellm.errors import EngineDeadError
 from corellm.loading.locating import locate
 from corellm.system.process import collector_paused, set_up_threads
 from corellm_ray.client import ReplicatedLLM
-from corellm_ray.cluster import joined
 from corellm_ray.fleet import Fleet
 from corellm_ray.options import ReplicaOptions
 

@@ -17,8 +17,9 @@ from ray.serve.exceptions import RayServeException
 
 from corellm.errors import EngineDeadError
 from corellm_ray.options import ReplicaOptions
-from corellm_ray.replica import EngineReplica
-from corellm_ray.routing import ROUTERS, RUNNING
+from corellm_ray.replica import EngineReplica, ScalingReplica
+from corellm_ray.roster import running
+from corellm_ray.routing import ROUTERS
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +53,9 @@ class Fleet:
             EngineDeadError: they cannot be started.
         """
         options = self._options
+        is_fixed = options.fewest == options.most
         deployment = serve.deployment(
-            EngineReplica, name="engine", max_ongoing_requests=self._max_requests,
+            EngineReplica if is_fixed else ScalingReplica, name="engine", max_ongoing_requests=self._max_requests,
             ray_actor_options={"num_cpus": options.replica_cpus, "num_gpus": options.replica_gpus},
             health_check_period_s=_HEALTH_SECONDS, health_check_timeout_s=30.0,
             graceful_shutdown_wait_loop_s=0.1, graceful_shutdown_timeout_s=options.replica_drain_timeout,
@@ -84,7 +86,7 @@ class Fleet:
     @property
     def replica_ids(self) -> tuple[str, ...]:
         """The replicas that take requests now."""
-        return tuple(sorted(RUNNING.get(self.name, ())))
+        return running(self.name)
 
     @property
     def seconds_empty(self) -> float:

@@ -93,11 +93,6 @@ class EngineReplica:
             logger.debug("%s failed", function, exc_info=True)
             return encoded(Result(None, to_fault(error)))
 
-    async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What decides how many replicas there are."""
-        metrics = {metric.name: metric.value for metric in await self._llm.get_metrics()}
-        return {"kv_cache_usage": metrics["corellm:kv_cache_usage_perc"]}
-
     async def check_health(self) -> None:
         """Return if the engine lives.
 
@@ -112,3 +107,12 @@ class EngineReplica:
         """End the engine, after Ray Serve has drained the replica."""
         if hasattr(self, "_llm"):
             await asyncio.to_thread(self._llm.close)
+
+
+class ScalingReplica(EngineReplica):
+    """One of as many engines as the load asks for; Ray Serve takes its numbers from such ones only."""
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What decides how many replicas there are."""
+        metrics = {metric.name: metric.value for metric in await self._llm.get_metrics()}
+        return {"kv_cache_usage": metrics["corellm:kv_cache_usage_perc"]}

@@ -13,13 +13,10 @@ from collections.abc import Iterator
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from corellm_ray.affinity import ranked
+from corellm_ray.roster import note
 
 Choices = list[list[RunningReplica]]
 """Replicas to try, in turns; of each turn the one with the least to do."""
-
-
-RUNNING: dict[str, frozenset[str]] = {}
-"""Ids of the replicas that take requests now, by the name of their application."""
 
 
 class Router(RequestRouter):
@@ -36,7 +33,7 @@ class Router(RequestRouter):
         self._note()
 
     def _note(self) -> None:
-        RUNNING[self.app_name] = frozenset(replica.unique_id for replica in self.curr_replicas)
+        note(self.app_name, (replica.unique_id for replica in self.curr_replicas))
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

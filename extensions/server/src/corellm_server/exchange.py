@@ -97,6 +97,12 @@ class Exchange:
             return "ok" if self.is_complete else "aborted"
         return "client_error" if status < 500 else "unavailable" if status == 503 else "server_error"
 
+    @property
+    def replica(self) -> str | None:
+        """Which of several engines computed its newest output; None for an only one."""
+        metrics = self.outputs[-1].metrics if self.outputs else None
+        return None if metrics is None else metrics.replica
+
     async def aside(self, function: Callable[[], _Result]) -> _Result:
         """Call a function that goes through the body: beside the event loop, if that is large."""
         return await self._aside.run(function) if self.is_large else function()

@@ -6,10 +6,10 @@ Labels have fixed sets of values: nothing that a client sends becomes one.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from corellm import serving
 from corellm.outputs import RequestOutput
@@ -25,7 +25,7 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self._engine: Sequence[serving.Metric] = ()
+        self._engine: Mapping[str, Sequence[serving.Metric]] = {}
         self._requests = Counter(
             "corellm:requests", "Requests by route and outcome", ["route", "outcome"], registry=registry
         )
@@ -82,20 +82,28 @@ class ServerMetrics:
         self._num_kept.set(number)
         self._kept_bytes.set(num_bytes)
 
-    def text(self, engine_metrics: Sequence[serving.Metric]) -> bytes:
-        """All metrics in Prometheus's format."""
+    def text(self, engine_metrics: Mapping[str, Sequence[serving.Metric]]) -> bytes:
+        """All metrics in Prometheus's format.
+
+        Args:
+            engine_metrics: of each replica; of an only engine by an empty name.
+        """
         self._engine = engine_metrics
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
-        """The engine's metrics as of the last `text`."""
-        for metric in self._engine:
-            described = (metric.name, serving.METRIC_DESCRIPTIONS[metric.name])
-            if isinstance(metric, serving.Vector):
-                family = CounterMetricFamily(*described, labels=["position"])
-                for position, value in enumerate(metric.values):
-                    family.add_metric([str(position)], value)
-                yield family
-            else:
-                kind = CounterMetricFamily if isinstance(metric, serving.Counter) else GaugeMetricFamily
-                yield kind(*described, value=metric.value)
+        """The engines' metrics as of the last `text`; those of replicas have a label."""
+        families: dict[str, Metric] = {}
+        for replica, metrics in self._engine.items():
+            own = {"replica": replica} if replica else {}
+            for metric in metrics:
+                values = {"": metric.value}
+                if isinstance(metric, serving.Vector):
+                    values = {str(position): value for position, value in enumerate(metric.values)}
+                is_counter = isinstance(metric, (serving.Counter, serving.Vector))
+                described = (metric.name, serving.METRIC_DESCRIPTIONS[metric.name])
+                family = families.setdefault(metric.name, Metric(*described, "counter" if is_counter else "gauge"))
+                for position, value in values.items():
+                    labels = own | ({"position": position} if position else {})
+                    family.add_sample(metric.name + ("_total" if is_counter else ""), labels, value)
+        yield from families.values()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -50,11 +50,11 @@ def status_routes(service: Service) -> APIRouter:
     @router.get("/metrics", response_class=Response, responses={200: {"content": _TEXT}})
     async def metrics() -> Response:
         """Metrics in Prometheus's format; the server's own also where the engine is dead or hangs."""
-        engine_metrics: Sequence[Metric] = []
+        engine_metrics: Mapping[str, Sequence[Metric]] = {}
         with contextlib.suppress(TimeoutError, EngineDeadError):
             if not is_silent():
                 async with asyncio.timeout(service.config.options.ready_timeout):
-                    engine_metrics = await service.client.get_metrics()
+                    engine_metrics = await service.client.get_metrics_by_replica()
         return Response(service.metrics.text(engine_metrics), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     return router

@@ -1,0 +1,78 @@
+"""Options of replicas, how many the load asks for, and that nothing of Ray is there without its flags."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from corellm.cli import build_parser
+from corellm.errors import ConfigError
+from corellm_ray.options import ReplicaOptions
+from corellm_ray.scaling import wanted_replicas
+from corellm_server.commands import absent_flags
+
+
+@pytest.mark.parametrize(("given", "fewest", "most"), [("1", 1, 1), ("4", 4, 4), ("1:4", 1, 4), ("2:2", 2, 2)])
+def test_numbers_of_replicas(given: str, fewest: int, most: int) -> None:
+    options = ReplicaOptions(replicas=given)
+    assert (options.fewest, options.most) == (fewest, most)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"replicas": "0"}, "replicas must be a number or a range like 1:4, got '0'"),
+        ({"replicas": "4:1"}, "ends before it begins"),
+        ({"replicas": "two"}, "got 'two'"),
+        ({"replica_cpus": 0}, "replica_cpus must be above 0"),
+        ({"replica_gpus": -1}, "replica_gpus must be from 0"),
+        ({"replica_queue": 0}, "replica_queue must be from 1"),
+        ({"replica_router": "best"}, "prefix, load or round-robin"),
+        ({"replica_hang_timeout": 1}, "replica_hang_timeout must be 2"),
+        ({"replica_drain_timeout": -1}, "replica_drain_timeout must be 0"),
+        ({"object_store_memory": 1}, "80M or more"),
+    ],
+)  # fmt: skip
+def test_wrong_options(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ReplicaOptions(**wrong)
+
+
+def test_the_command_knows_them() -> None:
+    args = build_parser().parse_args(["serve", "demo", "--replicas", "1:4", "--replica-cpus", "2"])
+    assert (args.replicas, args.replica_cpus) == ("1:4", 2.0)
+
+
+def test_without_this_distribution_the_command_says_what_to_install() -> None:
+    """By the folder of a checkout; one replica is what every server has."""
+    _, refusal = absent_flags.without_absent(["demo", "--replicas", "4"], {"--port"})
+    assert "pip install ./extensions/ray" in refusal
+    assert absent_flags.without_absent(["demo", "--replicas", "1"], {"--port"}) == (["demo"], "")
+
+
+def test_ray_is_not_imported_without_its_flags() -> None:
+    """The command line is read, with the options of replicas in it."""
+    code = (
+        "import sys; from corellm.cli import build_parser; build_parser().parse_args(['serve', 'demo', '--port', '1']);"
+        "import corellm_ray.offer; sys.exit('ray' in sys.modules or 'torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("current", "num_requests", "usages", "wanted"),
+    [
+        (1, 0, [0.0], 1),
+        (1, 17, [0.2], 2),
+        (2, 64, [0.5, 0.5], 4),
+        (2, 4, [0.95, 0.9], 3),  # few requests, which are long
+        (2, 4, [0.1, 0.1], 1),
+        (2, 4, [0.4, 0.4], 2),  # one alone would be too full
+        (3, 0, [], 1),
+    ],
+)
+def test_replicas_for_a_load(current: int, num_requests: float, usages: list[float], wanted: int) -> None:
+    assert wanted_replicas(current, num_requests, 16, usages) == wanted
