@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from corellm.cli import build_parser
 from corellm.errors import ConfigError
 from corellm_ray.options import ReplicaOptions
-from corellm_ray.scaling import wanted_replicas
+from corellm_ray.scaling import FEWER_SECONDS, replicas_for, wanted_replicas
 from corellm_server.commands import absent_flags
 
 
@@ -76,3 +77,22 @@ def test_ray_is_not_imported_without_its_flags() -> None:
 )
 def test_replicas_for_a_load(current: int, num_requests: float, usages: list[float], wanted: int) -> None:
     assert wanted_replicas(current, num_requests, 16, usages) == wanted
+
+
+def test_fewer_replicas_only_after_a_while_and_more_at_once() -> None:
+    """Within the bounds; a load that comes back begins the while again."""
+
+    def decide(requests: float, at: float, state: dict[str, Any], target: int) -> tuple[int, dict[str, Any]]:
+        context: Any = SimpleNamespace(
+            aggregated_metrics={"kv_cache_usage": {"a": 0.1}}, current_num_replicas=target, target_num_replicas=target,
+            total_num_requests=requests, capacity_adjusted_min_replicas=1, capacity_adjusted_max_replicas=4,
+            policy_state=state, current_time=at, config=SimpleNamespace(get_target_ongoing_requests=lambda: 10),
+        )  # fmt: skip
+        return replicas_for(context)
+
+    assert decide(500, 0, {}, 1) == (4, {})
+    kept, state = decide(5, 10, {}, 4)
+    assert kept == 4
+    assert decide(5, 10 + FEWER_SECONDS - 1, state, 4)[0] == 4
+    assert decide(40, 20, state, 4) == (4, {})
+    assert decide(5, 10 + FEWER_SECONDS, state, 4) == (1, {})

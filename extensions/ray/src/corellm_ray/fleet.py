@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 
 _HEALTH_SECONDS = 1.0
 """Between two looks of Ray Serve at a replica."""
-_SCALE_SECONDS = 10.0
-"""How long the load must ask for more replicas, and a tenth of how long for fewer."""
+_LOOK_BACK_SECONDS = 10.0
+"""Time over which the load is averaged that says how many replicas there are."""
 
 
 class Fleet:
@@ -77,8 +77,7 @@ class Fleet:
         return {
             "autoscaling_config": AutoscalingConfig(
                 min_replicas=options.fewest, max_replicas=options.most, target_ongoing_requests=options.replica_queue,
-                upscale_delay_s=_SCALE_SECONDS, downscale_delay_s=10 * _SCALE_SECONDS, metrics_interval_s=1.0,
-                look_back_period_s=_SCALE_SECONDS,
+                metrics_interval_s=1.0, look_back_period_s=_LOOK_BACK_SECONDS,
                 policy=AutoscalingPolicy(policy_function="corellm_ray.scaling:replicas_for"),
             )
         }  # fmt: skip

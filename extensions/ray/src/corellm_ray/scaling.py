@@ -6,9 +6,10 @@ Runs in Ray Serve's controller. Knows numbers; knows no engine.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ray.serve.config import AutoscalingContext
+if TYPE_CHECKING:
+    from ray.serve.config import AutoscalingContext
 
 FULL = 0.9
 """Share of a KV cache's blocks that requests hold, on the mean of replicas, that asks for one more."""
@@ -16,13 +17,22 @@ EMPTY = 0.5
 """Share that the others would have at most, where one goes."""
 
 
+FEWER_SECONDS = 60.0
+"""How long a load must ask for fewer replicas until there are fewer."""
+
+
 def replicas_for(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-    """The number of replicas to have, and what to remember: nothing."""
+    """The number of replicas to have, and what to remember: since when fewer would do."""
     usage = (context.aggregated_metrics or {}).get("kv_cache_usage", {}).values()
     target = context.config.get_target_ongoing_requests()
     wanted = wanted_replicas(context.current_num_replicas, context.total_num_requests, target, list(usage))
-    bounded = min(max(wanted, context.capacity_adjusted_min_replicas), context.capacity_adjusted_max_replicas)
-    return bounded, {}
+    wanted = min(max(wanted, context.capacity_adjusted_min_replicas), context.capacity_adjusted_max_replicas)
+    if wanted >= context.target_num_replicas:
+        return wanted, {}
+    since = context.policy_state.get("fewer_since", context.current_time)
+    if context.current_time - since < FEWER_SECONDS:
+        return context.target_num_replicas, {"fewer_since": since}
+    return wanted, {}
 
 
 def wanted_replicas(current: int, num_requests: float, target: float, usages: list[float]) -> int:
