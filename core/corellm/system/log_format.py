@@ -16,7 +16,15 @@ _TEXT = "%(asctime)s %(name)s: %(message)s"
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes a record as one line of JSON; what it has under `fields` takes the place of its message."""
+    """Writes a record as one line of JSON; what it has under `fields` takes the place of its message.
+
+    Args:
+        engine: the number of the engine that logs, among several; None for one, or none.
+    """
+
+    def __init__(self, engine: int | None = None) -> None:
+        super().__init__()
+        self._engine = {} if engine is None else {"engine": engine}
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
@@ -25,6 +33,7 @@ class JsonFormatter(logging.Formatter):
             "time": f"{seconds}.{int(record.msecs):03}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
+            **self._engine,
             **getattr(record, "fields", {"message": record.getMessage()}),
         }
         if record.exc_info:
@@ -32,10 +41,17 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(told)
 
 
-def set_up_log(level: int | str, *, as_json: bool) -> None:
-    """Write the log to standard error from now on; as JSON, also warnings and errors that nothing catches."""
+def set_up_log(level: int | str, *, as_json: bool, engine: int | None = None) -> None:
+    """Write the log to standard error from now on; as JSON, also warnings and errors that nothing catches.
+
+    Args:
+        level: of the least important messages.
+        as_json: each line is an object.
+        engine: the number of the engine that this process is, among several: every line says it.
+    """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if as_json else logging.Formatter(_TEXT))
+    text = _TEXT if engine is None else _TEXT.replace("%(name)s", f"engine {engine} %(name)s")
+    handler.setFormatter(JsonFormatter(engine) if as_json else logging.Formatter(text))
     logging.basicConfig(level=level, handlers=[handler])
     if as_json:
         logging.captureWarnings(True)

@@ -16,6 +16,13 @@ from corellm.system.control_group import free_memory
 
 _HOST_SHARE = 0.4
 """Share of the free host memory that KV blocks may take when the operator does not say."""
+_parts = [1]
+"""Engines of one server that have this share together."""
+
+
+def divide_host_memory(parts: int) -> None:
+    """Leave room for other engines of one server, as many as there are parts but one, from now on."""
+    _parts[0] = parts
 
 
 class DeviceMemory:
@@ -63,7 +70,7 @@ class DeviceMemory:
             ConfigError: nothing is left.
         """
         if self._device.type != "cuda":
-            return int(_HOST_SHARE * self.free())
+            return int(_HOST_SHARE * self.free() / _parts[0])
         left = int(self._utilization * self._total) - self._others - self._peak
         if left <= 0:
             total, others, peak = (n / 2**30 for n in (self._total, self._others, self._peak))

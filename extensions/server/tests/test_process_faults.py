@@ -101,7 +101,7 @@ def test_row_38_a_hung_engine_is_ended(tiny_llava: Path, patience: int, caplog: 
     llm = ProcessLLM(str(tiny_llava), dtype="float32")
     with contextlib.closing(llm), serving(llm, hang_timeout=3) as running, ThreadPoolExecutor(4) as pool:
         sent = [pool.submit(running.post, CHAT, {**ENDLESS, "stream": index % 2 == 0}) for index in range(4)]
-        wait_until(lambda: len(llm.engine._requests) == 4)
+        wait_until(lambda: len(llm.engine.link._requests) == 4)
         os.kill(llm.pid, signal.SIGSTOP)
         texts = [future.result(20 * patience).text for future in sent]
         assert all('"code": "engine_hung"' in text and " 3 s" in text for text in texts)

@@ -18,7 +18,7 @@ import pytest
 from safetensors.torch import load_file
 
 from corellm import LLM, AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
-from corellm.engine.process import remote_engine
+from corellm.engine.process import link
 from corellm.engine.process.client import ProcessLLM
 from corellm.errors import AbsentMethodError, CorellmError, InvalidParameterError, RequestFailedError
 from tests.fixtures import random_image
@@ -259,7 +259,7 @@ def test_maintenance(llm: ProcessLLM, tmp_path: Path, monkeypatch: pytest.Monkey
             with pytest.raises(InvalidParameterError, match="importable module"):
                 await llm.in_engine(function)  # type: ignore[arg-type]
         with monkeypatch.context() as patch:
-            patch.setattr(remote_engine, "MAX_MESSAGE_BYTES", 100)
+            patch.setattr(link, "MAX_MESSAGE_BYTES", 100)
             with pytest.raises(InvalidParameterError, match="at most 100"):
                 await llm.in_engine(repr, "x" * 100)
         assert "LLMEngine" in await llm.in_engine(repr)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from corellm import SamplingParams
-from corellm.engine.process import remote_engine
+from corellm.engine.process import link
 from corellm.engine.process.client import ProcessLLM
 from corellm.engine.process.process import Process
 from corellm.errors import CheckpointError, ConfigError, EngineDeadError
@@ -165,8 +165,8 @@ def test_an_engine_that_is_ready_first(tiny_llava: Path, monkeypatch: pytest.Mon
     open_model, started = opening.open_model, []
 
     class Noted(Process):
-        def __init__(self) -> None:
-            super().__init__()
+        def __init__(self, *share: Any) -> None:
+            super().__init__(*share)
             started.append(self)
 
     def open_late(*args: Any) -> Any:
@@ -177,7 +177,7 @@ def test_an_engine_that_is_ready_first(tiny_llava: Path, monkeypatch: pytest.Mon
         asyncio.run(until(lambda: num_bytes() > first))
         return open_model(*args)
 
-    monkeypatch.setattr(remote_engine, "Process", Noted)
+    monkeypatch.setattr(link, "Process", Noted)
     monkeypatch.setattr(opening, "open_model", open_late)
     ProcessLLM(str(tiny_llava), **ENGINE).close()
 
@@ -186,18 +186,17 @@ SCRIPT = """
 import asyncio, sys
 from corellm import SamplingParams
 from corellm.engine.process import process
-from corellm.engine.process import remote_engine
+from corellm.engine.process import link
 from corellm.engine.process.client import ProcessLLM
 from corellm.engine.process.process import Process
 from tests.fixtures import wait_until
 
 class Announced(process.Process):
-    def __init__(self):
-        super().__init__()
+    def __init__(self, *share):
+        super().__init__(*share)
         print(self.pid, flush=True)
 
-from corellm.engine.process import remote_engine
-remote_engine.Process = Announced
+link.Process = Announced
 llm = ProcessLLM(sys.argv[1], dtype="float32", max_model_len=1024)
 
 async def main():

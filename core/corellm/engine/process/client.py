@@ -1,6 +1,6 @@
 """`AsyncLLM` with its engine in a process of its own: what a crash of the engine costs is its requests.
 
-Knows event loops and threads; the process and the messages are `remote_engine`'s.
+Knows event loops and threads; the process and the messages are `link`'s.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ProcessLLM(AsyncLLM):
 
     def __init__(self, model: str | os.PathLike[str], **engine_args: Any) -> None:
         super().__init__(model, **engine_args)
-        self.engine.start_reading(self._deliver, self._end)
+        self.engine.link.start_reading(self._deliver, self._end)
 
     def _load_engine(self, **engine_args: Any) -> RemoteEngine:  # type: ignore[override]
         return RemoteEngine(EngineConfig.from_kwargs(**engine_args))
@@ -65,7 +65,7 @@ class ProcessLLM(AsyncLLM):
     @property
     def pid(self) -> int:
         """Id of the engine's process."""
-        return self.engine.pid
+        return self.engine.link.pid
 
     @property
     def num_steps(self) -> int:
@@ -78,7 +78,7 @@ class ProcessLLM(AsyncLLM):
 
         A server whose engine is silent for longer than its longest step is not ready.
         """
-        return self.engine.seconds_silent
+        return self.engine.link.seconds_silent
 
     def close(self) -> None:
         """As `AsyncLLM.close`; kills the engine's process if its step in flight does not end."""

@@ -42,6 +42,7 @@ from corellm.engine.process.messages import (
 from corellm.errors import CorellmError, EngineDeadError, RequestFailedError
 from corellm.frontend.input_processor import ProcessedPrompt
 from corellm.system.log_format import set_up_log
+from corellm.system.memory import divide_host_memory
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +161,8 @@ def _serve(channel: Channel) -> None:
     ((data, _),) = channel.receive(None)
     start = messages.decode_to_engine(data)
     assert isinstance(start, Start)
-    set_up_log(start.log_level, as_json=start.log_as_json)
+    set_up_log(start.log_level, as_json=start.log_as_json, engine=start.number)
+    divide_host_memory(start.parts)
     engine = LLMEngine.from_kwargs(**start.engine_args | {"media_workers": 0})  # the API process decodes media
     channel.send(messages.encode(sizes_of(engine)))
     gc.freeze()  # a full collection would hold up requests

@@ -32,6 +32,10 @@ class Start(_Message):
     """Arguments of `EngineConfig.from_kwargs`."""
     log_level: int
     log_as_json: bool
+    number: int | None = None
+    """Of the engine among several of one server."""
+    parts: int = 1
+    """Into which the host's memory is divided: one is this engine's."""
 
 
 class Item(msgspec.Struct, array_like=True):

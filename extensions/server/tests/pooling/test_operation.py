@@ -155,7 +155,7 @@ def test_row_25_a_killed_engine(tiny_llava: Path) -> None:
     with serving(llm) as running, ThreadPoolExecutor(len(bodies)) as pool:
         os.kill(llm.pid, signal.SIGSTOP)
         sent = [pool.submit(running.post, path, {"model": MODEL, **body}) for path, body in bodies]
-        wait_until(lambda: len(llm.engine._requests) == 8)
+        wait_until(lambda: len(llm.engine.link._requests) == 8)
         os.kill(llm.pid, signal.SIGKILL)
         responses = [future.result(600) for future in sent]
         assert {(one.status_code, one.json()["error"]["code"]) for one in responses} == {(503, "engine_dead")}
