@@ -10,8 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = (
     "sizes", "hot_path", "journey", "startup", "engine_overhead", "attention", "sampling", "media", "processing",
-    "images", "throughput", "structured", "lora", "drafts", "server", "replicas", "embedding", "precision",
-    "same_results",
+    "images", "throughput", "structured", "lora", "drafts", "server", "data_parallel", "replicas", "embedding",
+    "precision", "same_results",
 )  # fmt: skip
 
 

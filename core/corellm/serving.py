@@ -2,6 +2,8 @@
 
     client      `EngineClient`, which both engines are: `AsyncLLM` in this process, `ProcessLLM` in one of its own;
                 an `EngineOffer` is an extension's
+    processes   a `RemoteEngine` prepares prompts for what its link leads to: one process (`EngineLink`), which may have
+                a `Share` of the machine
     prompts     an `InputProcessor` makes a `ProcessedPrompt` in any thread, by fairly shared `PreparationPools`
     metrics     `Metric`, with `METRIC_DESCRIPTIONS` by name; `total_metrics` of several engines
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 from corellm.engine.async_llm import AsyncLLM as AsyncLLM
 from corellm.engine.client import EngineClient as EngineClient
+from corellm.engine.maintenance import reset_prefix_cache_of as reset_prefix_cache_of
 from corellm.engine.metrics import DESCRIPTIONS as METRIC_DESCRIPTIONS
 from corellm.engine.metrics import Counter as Counter
 from corellm.engine.metrics import Gauge as Gauge
@@ -20,6 +23,13 @@ from corellm.engine.metrics import Vector as Vector
 from corellm.engine.metrics import total_metrics as total_metrics
 from corellm.engine.offer import EngineOffer as EngineOffer
 from corellm.engine.process.client import ProcessLLM as ProcessLLM
+from corellm.engine.process.client import name_of as name_of
+from corellm.engine.process.codec import metrics_of as metrics_of
+from corellm.engine.process.codec import plain_metrics as plain_metrics
+from corellm.engine.process.link import EngineLink as EngineLink
+from corellm.engine.process.messages import Ready as Ready
+from corellm.engine.process.process import Share as Share
+from corellm.engine.process.remote_engine import RemoteEngine as RemoteEngine
 from corellm.frontend.input_processor import InputProcessor as InputProcessor
 from corellm.frontend.input_processor import ProcessedPrompt as ProcessedPrompt
 from corellm.frontend.preparation_pools import PreparationPools as PreparationPools
@@ -31,6 +41,7 @@ __all__ = [
     "AsyncLLM",
     "Counter",
     "EngineClient",
+    "EngineLink",
     "EngineOffer",
     "Gauge",
     "InputProcessor",
@@ -38,6 +49,13 @@ __all__ = [
     "PreparationPools",
     "ProcessLLM",
     "ProcessedPrompt",
+    "Ready",
+    "RemoteEngine",
+    "Share",
     "Vector",
+    "metrics_of",
+    "name_of",
+    "plain_metrics",
+    "reset_prefix_cache_of",
     "total_metrics",
 ]

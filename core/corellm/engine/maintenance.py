@@ -42,7 +42,7 @@ class Maintenance(ABC):
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix; False, and nothing done, while requests are in flight."""
-        return self.in_engine(_reset_prefix_cache)
+        return self.in_engine(reset_prefix_cache_of)
 
     def reset_mm_cache(self) -> None:
         """Forget processed items, and encoder outputs that no request in flight needs. Cached prefixes stay."""
@@ -99,7 +99,7 @@ class AsyncMaintenance(ABC):
 
     async def reset_prefix_cache(self) -> bool:
         """As `LLM.reset_prefix_cache`."""
-        return await self.in_engine(_reset_prefix_cache)
+        return await self.in_engine(reset_prefix_cache_of)
 
     async def reset_mm_cache(self) -> None:
         """As `LLM.reset_mm_cache`."""
@@ -133,7 +133,8 @@ def end_trace(engine: LLMEngine) -> None:
         trace.close()
 
 
-def _reset_prefix_cache(engine: LLMEngine) -> bool:
+def reset_prefix_cache_of(engine: LLMEngine) -> bool:
+    """Forget every cached prefix of an engine, in its thread."""
     _runner(engine)
     return engine.reset_prefix_cache()
 

@@ -83,7 +83,7 @@ _OF_PARTS: Mapping[str, type[Counter | Gauge]] = {
 
 
 def total_metrics(of_engines: Iterable[Sequence[Metric]]) -> list[Metric]:
-    """The metrics of several engines together: sums, and of shares the largest one."""
+    """The metrics of several engines together: sums, and of shares and states the largest one."""
     whole: dict[str, Metric] = {}
     for metric in chain.from_iterable(of_engines):
         known = whole.get(metric.name)
@@ -95,8 +95,8 @@ def _joined(one: Metric, other: Metric) -> Metric:
     if isinstance(one, Vector) and isinstance(other, Vector):
         values = [sum(pair) for pair in zip_longest(one.values, other.values, fillvalue=0)]
         return Vector(one.name, sum(values), values)
-    is_share = one.name.endswith("_perc")
-    return replace(one, value=max(one.value, other.value) if is_share else one.value + other.value)
+    has_bound = one.name.endswith(("_perc", ":is_sleeping"))
+    return replace(one, value=max(one.value, other.value) if has_bound else one.value + other.value)
 
 
 def read_metrics(engine: LLMEngine) -> list[Metric]:

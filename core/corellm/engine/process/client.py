@@ -8,14 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 from pkgutil import resolve_name
 from typing import Any, TypeVar
 
 from corellm.config import EngineConfig
 from corellm.engine.async_llm import AsyncLLM
-from corellm.engine.metrics import Metric
+from corellm.engine.metrics import Counter, Gauge, Metric
 from corellm.engine.process.codec import metrics_of, plain_metrics
 from corellm.engine.process.remote_engine import RemoteEngine
 from corellm.errors import AbsentMethodError, EngineDeadError, InvalidParameterError
@@ -108,14 +107,17 @@ class ProcessLLM(AsyncLLM):
 
     async def get_metrics(self) -> list[Metric]:
         """As `LLM.get_metrics`; items are processed and counted in this process."""
-        metrics = metrics_of(await self.in_engine(plain_metrics))
+        own = {metric.name: metric for metric in self.own_metrics()}
+        return [own.get(metric.name, metric) for metric in metrics_of(await self.in_engine(plain_metrics))]
+
+    def own_metrics(self) -> list[Metric]:
+        """What is counted in this process, and not in the engine's."""
         cache = self.input_processor.mm_processor.cache
-        own = {
-            "corellm:mm_cache_queries": cache.hits + cache.misses,
-            "corellm:mm_cache_hits": cache.hits,
-            "corellm:mm_cache_usage_perc": cache.usage,
-        }
-        return [replace(metric, value=own.get(metric.name, metric.value)) for metric in metrics]
+        return [
+            Counter("corellm:mm_cache_queries", cache.hits + cache.misses),
+            Counter("corellm:mm_cache_hits", cache.hits),
+            Gauge("corellm:mm_cache_usage_perc", cache.usage),
+        ]
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -25,7 +25,7 @@ from corellm.engine.process.faults import to_error, to_fault
 from corellm.engine.process.items import pack_items
 from corellm.engine.process.messages import Abort, Add, Call, Delta, Failed, Outputs, Ready, Returned, Start
 from corellm.engine.process.process import END_SECONDS, Process, Share
-from corellm.errors import EngineDeadError, InvalidParameterError, PromptTooLongError
+from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError, PromptTooLongError
 from corellm.frontend.input_processor import ProcessedPrompt
 from corellm.system.log_format import is_json
 
@@ -202,7 +202,7 @@ class EngineLink:
         self._calls[number] = future
         self._send(data)
 
-    def fail_requests(self, make_error: Callable[[], EngineDeadError]) -> list[Any]:
+    def fail_requests(self, make_error: Callable[[], CorellmError]) -> list[Any]:
         """Return a last output, with an error, of each request that an engine which ended did not finish.
 
         Calls that wait for it fail, too.
@@ -217,7 +217,7 @@ class EngineLink:
                 outputs.append(output)
         for number in list(self._calls):
             with contextlib.suppress(InvalidStateError, KeyError):
-                self._calls.pop(number).set_exception(make_error())
+                self._calls.pop(number).set_exception(EngineDeadError("the engine's process ended"))
         return outputs
 
     def end(self) -> None:

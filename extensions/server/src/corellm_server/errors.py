@@ -92,7 +92,7 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, EngineDeadError):
         return ApiError(503, "the engine stopped; the server is about to exit", code="engine_dead")
     if isinstance(error, EngineLostError):
-        return unavailable(str(error))
+        return ApiError(error.status, str(error), code="engine_lost", headers={"Retry-After": "1"})
     if isinstance(error, RequestError):
         return ApiError(error.status, str(error), param=error.param)
     if isinstance(error, MissingExtraError):

@@ -1,4 +1,4 @@
-"""What corellm calls of this distribution: commands, parsers of outputs, fetching. Imports no library of the server."""
+"""What corellm calls of this distribution: commands, engines, parsers, fetching. Imports no library of the server."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from corellm.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from corellm.fetch_settings import FetchSettings
+    from corellm.serving import EngineOffer
     from corellm_server.fetching.remote_media import RemoteMedia
 
 
 class Commands:
-    """`corellm serve`, `batch` and `bench`; fetching; forms of tool calls and of reasoning that the server knows."""
+    """`corellm serve`, `batch` and `bench`; several engines; fetching; known forms of tool calls and of reasoning."""
 
     @hookimpl(tryfirst=True)  # before strangers: the first to register a name has it
     def register_commands(self, subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -22,6 +23,13 @@ class Commands:
 
         for command in (serve, batch, bench):
             command.add_parser(subparsers)
+
+    @hookimpl(tryfirst=True)
+    def offer_engine_client(self) -> EngineOffer:
+        """Return several engines on this machine."""
+        from corellm_server.data_parallel.offer import OFFER
+
+        return OFFER
 
     @hookimpl
     def offer_fetching(self, settings: FetchSettings) -> RemoteMedia:

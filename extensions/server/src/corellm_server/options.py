@@ -177,6 +177,23 @@ class ServerOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DataParallelOptions:
+    """Several engines on this machine, behind one address."""
+
+    data_parallel_size: int = 1
+    """Engines with the same model, each a process with its part of the processors, or a GPU of its own. Memory for KV
+    blocks is divided, if no option sets it; sizes that options set are each engine's."""
+    engine_hang_timeout: float = 300.0
+    """Seconds without a finished step, while it has requests, after which one of several engines is started again;
+    longer than the longest step. 0 for never."""
+
+    def __post_init__(self) -> None:
+        check_number("data_parallel_size", self.data_parallel_size, 1, 1024, whole=True)
+        if self.engine_hang_timeout != 0:
+            check_number("engine_hang_timeout", self.engine_hang_timeout, 2, 1e9)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerConfig:
     """The whole configuration of a server, beside its engine's."""
 

@@ -7,12 +7,19 @@ second at most.
 from __future__ import annotations
 
 import time
-
-from corellm.serving import EngineClient
+from typing import Protocol
 
 _SILENT_SECONDS = 2.0
 """An engine that lives tells it once a second, or after its step."""
 _MOST_OF_A_LOOK = 1.0
+
+
+class HasSigns(Protocol):
+    """What gives signs of life."""
+
+    @property
+    def seconds_silent(self) -> float:
+        """Seconds since the last one."""
 
 
 class Watchdog:
@@ -23,7 +30,7 @@ class Watchdog:
         seconds: of silence that are a hang; 0 for none.
     """
 
-    def __init__(self, client: EngineClient, seconds: float) -> None:
+    def __init__(self, client: HasSigns, seconds: float) -> None:
         self._client, self._seconds = client, seconds
         self._silent_seconds = 0.0
         self._looked = time.monotonic()

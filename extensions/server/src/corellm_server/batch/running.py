@@ -14,7 +14,10 @@ from collections import deque
 from dataclasses import replace
 from functools import partial
 
+from starlette.types import ASGIApp
+
 from corellm.errors import EngineDeadError
+from corellm.serving import EngineClient
 from corellm_server.app import make_app
 from corellm_server.batch.input_file import BatchRequest, InputFile
 from corellm_server.batch.output_file import OutputFile
@@ -30,6 +33,9 @@ _IN_FLIGHT = 2
 _WINDOW = 8
 """Requests that are held for each one that may be in flight: most of them finished, behind one that is not."""
 
+_MOST_TRIES = 3
+"""Engines, of several, that a request may be given to if each ends while it has it."""
+
 
 def batch_options(options: ServerOptions, max_num_seqs: int) -> ServerOptions:
     """Options for a service without clients, that takes as many requests as keep the engine busy."""
@@ -37,6 +43,29 @@ def batch_options(options: ServerOptions, max_num_seqs: int) -> ServerOptions:
         options, api_key=(), root_path="", cors_origins=(), max_queue=_IN_FLIGHT * max_num_seqs,
         responses_store=None, responses_max_kept=0,
     )  # fmt: skip
+
+
+async def finish(app: ASGIApp, client: EngineClient, request: BatchRequest) -> Finished:
+    """The result of a request.
+
+    Args:
+        app: the server's application.
+        client: the engine behind it.
+        request: a line.
+
+    Raises:
+        EngineDeadError: the engine stopped: the request has no result yet.
+    """
+    if request.wrong is not None:
+        return of_wrong_line(request)
+    for _ in range(_MOST_TRIES):
+        reply = await post(app, request.url, request.body)
+        failure = reply.exchange.failure
+        if failure is None or failure.code != "engine_lost":
+            break
+    if failure is not None and failure.code == "engine_dead":
+        raise EngineDeadError(f"the engine stopped: {client.dead}")
+    return of_reply(request, reply)
 
 
 class BatchRun:
@@ -100,7 +129,7 @@ class BatchRun:
     def _begin_more(self) -> None:
         """Begin as many requests as there is room for; a single one always has room."""
         while self._next is not None and (not self._window or self._has_room(self._next.num_bytes)):
-            task = asyncio.ensure_future(self._finish(self._next))
+            task = asyncio.ensure_future(finish(self._app, self._client, self._next))
             task.add_done_callback(partial(self._ended, self._next.num_bytes))
             self._window.append(task)
             self._num_in_flight += 1
@@ -121,17 +150,3 @@ class BatchRun:
         if not task.cancelled() and task.exception() is None:
             self._num_bytes += len(task.result().line)
         self._changed.set()
-
-    async def _finish(self, request: BatchRequest) -> Finished:
-        """The result of a request.
-
-        Raises:
-            EngineDeadError: the engine stopped: the request has no result yet.
-        """
-        if request.wrong is not None:
-            return of_wrong_line(request)
-        reply = await post(self._app, request.url, request.body)
-        failure = reply.exchange.failure
-        if failure is not None and failure.code == "engine_dead":
-            raise EngineDeadError(f"the engine stopped: {self._client.dead}")
-        return of_reply(request, reply)

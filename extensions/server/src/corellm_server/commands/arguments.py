@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from corellm.cli.arguments import ENGINE_CONFIGS
 from corellm.cli.fields import add_fields, given_fields
 from corellm.errors import ConfigError
 from corellm.fetch_settings import FetchSettings
-from corellm.plugin.extensions import call_extensions
 from corellm_server.commands.config_file import read_config
 from corellm_server.limits import RequestLimits
 from corellm_server.options import ServerConfig, ServerOptions
-
-if TYPE_CHECKING:
-    from corellm.serving import EngineOffer
 
 _CONFIGS = (ServerOptions, RequestLimits, FetchSettings, *ENGINE_CONFIGS)
 
@@ -39,14 +35,6 @@ def add_server(parser: argparse.ArgumentParser, title: str, *, skip: Collection[
     add_fields(parser, "fetching", FetchSettings)
     for config in ENGINE_CONFIGS:
         add_fields(parser, f"engine: {config.__name__}", config, skip=("model",))
-
-
-def engine_offers() -> list[EngineOffer]:
-    """The engines that extensions offer in place of the one of this machine."""
-    from corellm.serving import EngineOffer
-
-    offers = call_extensions("offer_engine_client", lambda offer: isinstance(offer, EngineOffer))
-    return [offer for _, offer in offers]
 
 
 def configured(args: argparse.Namespace, offered: Sequence[type] = ()) -> tuple[ServerConfig, dict[str, Any]]:

@@ -7,15 +7,16 @@ import contextlib
 import logging
 import signal
 import sys
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from corellm.cli.arguments import loading
+from corellm.cli.fields import add_fields
 from corellm.config import EngineConfig
 from corellm.errors import ConfigError
 from corellm.system.log_format import set_up_log
 from corellm_server.commands.arguments import add_server, configured
-from corellm_server.options import ServerConfig, ServerOptions
+from corellm_server.options import DataParallelOptions, ServerConfig, ServerOptions
 
 if TYPE_CHECKING:
     from corellm_server.batch.input_file import InputFile
@@ -34,6 +35,7 @@ examples:
   corellm batch -i requests.jsonl -o results.jsonl --model demo
   corellm batch -i requests.jsonl -o results.jsonl --model demo --allowed-local-media-path images/
   corellm batch -i requests.jsonl -o results.jsonl --model llava-hf/llava-1.5-7b-hf --served-model-name gpt-4o
+  corellm batch -i requests.jsonl -o results.jsonl --model demo --data-parallel-size 2
   corellm batch -i requests.jsonl -o results.jsonl --config server.yaml      # also one of corellm serve
 
 exit status:
@@ -68,19 +70,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )  # fmt: skip
     of_clients = {field.name for field in fields(ServerOptions)}.difference(_OPTIONS)
     add_server(parser, "requests", skip={"body_timeout", "body_stall_timeout", *of_clients})
+    add_fields(parser, "several engines on this machine", DataParallelOptions)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Do what has no result yet; returns the exit status."""
     try:
-        config, engine_args = configured(args)
+        config, engine_args = configured(args, [DataParallelOptions])
         EngineConfig.from_kwargs(**engine_args)  # refused before the files are touched
+        set_up_log(logging.WARNING, as_json=False)
         from corellm_server.batch.input_file import InputFile
         from corellm_server.batch.output_file import OutputFile
         from corellm_server.batch.resuming import compare
 
-        set_up_log(logging.WARNING, as_json=False)
         with InputFile(args.input, config.limits.max_body_bytes) as requests, OutputFile(args.output) as output:
             progress = compare(requests, output)
             if progress.num_done < progress.total:
@@ -105,6 +108,7 @@ def _run(
 
     from corellm.serving import ProcessLLM
     from corellm_server.batch.running import BatchRun, batch_options
+    from corellm_server.data_parallel.client import DataParallelLLM
     from corellm_server.fetching.fetcher import Fetcher
     from corellm_server.service import Service
 
@@ -114,8 +118,10 @@ def _run(
         finally:
             await service.close()
 
+    several = config.offered[0]
     with loading(engine_args["model"]):
-        llm = ProcessLLM(**engine_args)
+        is_one = several.data_parallel_size == 1
+        llm = ProcessLLM(**engine_args) if is_one else DataParallelLLM(**engine_args, **asdict(several))
     with contextlib.closing(llm):
         fetcher = Fetcher(config.fetching) if config.fetching.allowed_media_domains else None
         config = replace(config, options=batch_options(config.options, llm.max_num_seqs))

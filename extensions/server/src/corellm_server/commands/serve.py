@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from corellm.cli.fields import add_fields
@@ -16,16 +12,14 @@ from corellm.errors import CorellmError, MissingExtraError
 from corellm.system.allocator import return_large_blocks
 from corellm.system.log_format import set_up_log, start_line
 from corellm_server.commands.absent_flags import without_absent
-from corellm_server.commands.arguments import add_server, configured, engine_offers
+from corellm_server.commands.arguments import add_server, configured
+from corellm_server.commands.engines import OpenEngine, engine_of, engine_offers
 from corellm_server.options import ServerConfig
 
 if TYPE_CHECKING:
-    from corellm.serving import EngineClient, EngineOffer, ProcessLLM
     from corellm_server.tracing import Tracing
 
 logger = logging.getLogger("corellm_server")
-
-OpenEngine = Callable[[dict[str, Any]], "AbstractContextManager[EngineClient]"]
 
 _HELP = """\
 Serve a model over HTTP: /v1/chat/completions, /v1/responses, /v1/messages, /v1/completions, /v1/audio/transcriptions,
@@ -38,6 +32,7 @@ examples:
   corellm serve demo
   corellm serve demo-video --port 9000 --max-model-len 2048
   corellm serve llava-hf/llava-1.5-7b-hf --host 0.0.0.0 --api-key-file keys.txt --max-num-seqs 32
+  corellm serve demo --data-parallel-size 2     # two engines, each on half of the processors
   corellm serve demo --convert embed            # /v1/embeddings in place of chat
   corellm serve --config server.yaml            # options by name, `model:` among them
 
@@ -80,26 +75,12 @@ def run(args: argparse.Namespace) -> int:
     as_json = config.options.log_format == "json"
     set_up_log(config.options.log_level.upper(), as_json=as_json)
     try:
-        return _serve(config, engine_args, _engine(offers, config.offered))
+        return _serve(config, engine_args, engine_of(offers, config.offered))
     except CorellmError as error:
         if args.traceback or not as_json:
             raise
         logger.error("%s", error)
         return 1
-
-
-def _engine(offers: Sequence[EngineOffer], offered: Sequence[Any]) -> OpenEngine:
-    """What opens the engine by its arguments: an offered one that the options ask for, else one of this machine."""
-    for offer, options in zip(offers, offered, strict=True):
-        if offer.is_wanted(options):
-            return partial(offer.opened, options)
-    return _own_engine
-
-
-def _own_engine(engine_args: dict[str, Any]) -> contextlib.closing[ProcessLLM]:
-    from corellm.serving import ProcessLLM
-
-    return contextlib.closing(ProcessLLM(**engine_args))
 
 
 def _serve(config: ServerConfig, engine_args: dict[str, Any], open_engine: OpenEngine) -> int:

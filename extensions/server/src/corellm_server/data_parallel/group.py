@@ -1,0 +1,274 @@
+"""Several engines' processes, as one link: requests go to one of them, calls to all, and one that ends comes again.
+
+Knows processes' ends and loads; which engine a request goes to is `routing`'s to know, and messages are the link's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from corellm.errors import CorellmError, EngineDeadError, EngineLostError
+from corellm.serving import EngineLink, ProcessedPrompt, Ready, Share
+from corellm_server.routing import choose, routing_key
+from corellm_server.watchdog import Watchdog
+
+logger = logging.getLogger(__name__)
+
+SILENT_SECONDS = 10.0
+"""An engine without a sign of life for so long gets no new requests while there are others."""
+_STEADY_SECONDS = 60.0
+"""An engine that lived so long is started again at once; each other time takes twice as long as the one before."""
+_LOOK_SECONDS = 0.5
+
+
+class EngineGroup:
+    """Starts several engines, all with the same model.
+
+    Args:
+        engine_args: arguments of `EngineConfig.from_kwargs`; plain data.
+        shares: each engine's part of the machine.
+        devices: of each.
+        hang_timeout: seconds of silence, with work, after which an engine is ended; 0 for none.
+    """
+
+    def __init__(
+        self, engine_args: Mapping[str, Any], shares: Sequence[Share], devices: Sequence[str], hang_timeout: float
+    ) -> None:
+        self._engine_args, self._shares, self._devices = engine_args, shares, devices
+        self._hang_timeout = hang_timeout
+        self.may_start_again = True
+        """Not after the engines were given other weights, or put to sleep: a new one would have what the others have
+        not."""
+        self._links: dict[int, EngineLink] = {}
+        """Engines that serve, by number."""
+        self._closing = threading.Event()
+        self._changing = threading.Lock()
+        self._begun: set[EngineLink] = set()
+        """All whose process may run, those that still load included."""
+        self._steps_of_ended = 0
+        try:
+            for number in range(len(shares)):
+                self._links[number] = self._begin(number)
+        except BaseException:
+            self.close()
+            raise
+
+    # --- as a link --------------------------------------------------------------------------------------------------
+
+    def wait_until_ready(self) -> Ready:
+        """Return what the engines have in common, and the sum of what they take at once.
+
+        Raises:
+            ConfigError, CheckpointError, PluginError: the model cannot be served.
+            EngineDeadError: a process ended while it loaded the model.
+        """
+        all_sizes = [link.wait_until_ready() for link in self._links.values()]
+        return msgspec.structs.replace(
+            all_sizes[0],
+            max_total_tokens=min(sizes.max_total_tokens for sizes in all_sizes),
+            max_num_seqs=sum(sizes.max_num_seqs for sizes in all_sizes),
+            num_kv_blocks=sum(sizes.num_kv_blocks for sizes in all_sizes),
+        )
+
+    @property
+    def pid(self) -> int:
+        """Id of the first engine's process."""
+        return next(iter(self.pids.values()))
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Ids of the processes of engines that serve, by the engine's number."""
+        return {number: link.pid for number, link in sorted(self._links.copy().items())}
+
+    @property
+    def seconds_silent(self) -> float:
+        """Seconds since the last sign of life of the engine that gave the newest one."""
+        return min((link.seconds_silent for link in self._links.copy().values()), default=0.0)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that the engines finished."""
+        return self._steps_of_ended + sum(link.num_steps for link in self._links.copy().values())
+
+    def add(self, request_id: str, prompt: ProcessedPrompt, params: Any, in_flight: Any, arrival_time: float) -> None:
+        """Send a request to the engine that should have it, or to the next one if that has just ended.
+
+        Raises:
+            RequestError: the request is wrong; nothing was sent.
+            EngineDeadError: there is no engine.
+        """
+        first = min(prompt.features, key=lambda feature: feature.placeholder.offset, default=None)
+        key = routing_key(prompt.token_ids, None if first is None else first.identifier, prompt.cache_salt)
+        links = self._links.copy()
+        while links:
+            loads = {n: link.num_requests for n, link in links.items() if link.seconds_silent < SILENT_SECONDS}
+            number = choose(key, loads or {n: link.num_requests for n, link in links.items()})
+            try:
+                return links[number].add(request_id, prompt, params, in_flight, arrival_time)
+            except EngineDeadError:
+                del links[number]
+        raise EngineDeadError("no engine is left")
+
+    def abort_request(self, request_id: str, *, silently: bool) -> None:
+        """End a request now, if there is one of this id."""
+        for link in self._links.copy().values():
+            link.abort_request(request_id, silently=silently)
+
+    def call(self, future: Future[Any], function: str, arguments: Sequence[Any], *, skips_silent: bool = False) -> None:
+        """Have the engines call a function between two steps; the future gets their results by engine, or an error.
+
+        Args:
+            future: of the caller.
+            function, arguments: as for an `EngineLink`.
+            skips_silent: do not ask engines that give no sign of life.
+        """
+        if not future.set_running_or_notify_cancel():
+            return
+        links = self._links.copy()
+        asked = {n: link for n, link in links.items() if not skips_silent or link.seconds_silent < SILENT_SECONDS}
+        results: dict[int, Future[Any]] = {number: Future() for number in asked}
+        left = set(results)
+
+        def note(number: int, _: Future[Any]) -> None:
+            with self._changing:
+                left.discard(number)
+                if left:
+                    return
+            failed = [error for result in results.values() if (error := result.exception()) is not None]
+            with contextlib.suppress(InvalidStateError):  # failed meanwhile
+                if failed:
+                    future.set_exception(failed[0])
+                else:
+                    future.set_result({number: result.result() for number, result in results.items()})
+
+        if not links:
+            future.set_exception(EngineDeadError("no engine is left"))
+        elif not asked:
+            future.set_result({})
+        for number, result in results.items():
+            result.add_done_callback(partial(note, number))
+            try:
+                asked[number].call(result, function, arguments)
+            except EngineDeadError as error:
+                with contextlib.suppress(InvalidStateError):
+                    result.set_exception(error)
+
+    def start_reading(
+        self, deliver: Callable[[list[Any]], None], report_end: Callable[[EngineDeadError], None]
+    ) -> None:
+        """Deliver outputs from now on, and at last why no engine is left."""
+        self._deliver, self._report_end = deliver, report_end
+        for number, link in self._links.items():
+            self._read(number, link, 0.0)
+        if self._hang_timeout:
+            threading.Thread(target=self._end_hung, name="corellm-hangs", daemon=True).start()
+
+    def end(self) -> None:
+        """End all engines after their steps in flight."""
+        self._closing.set()
+        with self._changing:
+            begun = list(self._begun)
+        with ThreadPoolExecutor(len(begun) or 1) as pool:
+            list(pool.map(EngineLink.end, begun))
+
+    def close(self) -> None:
+        """Free everything."""
+        self._closing.set()
+        with self._changing:
+            begun = list(self._begun)
+        for link in begun:
+            link.close()
+
+    # --- engines that end -------------------------------------------------------------------------------------------
+
+    def _begin(self, number: int) -> EngineLink:
+        with self._changing:
+            if self._closing.is_set():
+                raise EngineDeadError("the server ends")
+            link = EngineLink({**self._engine_args, "device": self._devices[number]}, self._shares[number])
+            self._begun.add(link)
+            return link
+
+    def _read(self, number: int, link: EngineLink, waited: float) -> None:
+        began = time.monotonic()
+        link.start_reading(
+            partial(self._deliver_from, number), lambda reason: self._ended(number, link, reason, began, waited)
+        )
+
+    def _deliver_from(self, number: int, outputs: list[Any]) -> None:
+        for output in outputs:
+            if getattr(output, "metrics", None) is not None:
+                output.metrics.replica = str(number)
+        self._deliver(outputs)
+
+    def _ended(self, number: int, link: EngineLink, reason: EngineDeadError, began: float, waited: float) -> None:
+        """Fail the requests of an engine that ended, and start it again; in the thread that read from it."""
+        with self._changing:
+            self._links.pop(number, None)
+            self._steps_of_ended += link.num_steps
+            is_last = not self._links or not self.may_start_again
+        told = f"engine {number} ended while it had the request; send it again"
+        self._deliver(link.fail_requests(lambda: reason if is_last else EngineLostError(told)))
+        if self._closing.is_set():
+            return
+        self._forget(link)
+        logger.error("engine %d: %s", number, reason)
+        if is_last:
+            self._report_end(reason)
+        else:
+            self._start_again(number, 0.0 if time.monotonic() - began >= _STEADY_SECONDS else max(1.0, 2 * waited))
+
+    def _start_again(self, number: int, seconds: float) -> None:
+        """Start an engine again after some seconds; twice as many each time that it does not load."""
+        while not self._closing.wait(seconds):
+            logger.warning("engine %d is started again", number)
+            link = None
+            try:
+                link = self._begin(number)
+                link.wait_until_ready()
+            except (CorellmError, OSError) as error:
+                seconds = min(_STEADY_SECONDS, max(1.0, 2 * seconds))
+                if not self._closing.is_set():
+                    logger.error("engine %d cannot be started, the next try is in %g s: %s", number, seconds, error)
+                if link is not None:
+                    self._forget(link)
+                continue
+            with self._changing:
+                is_needed = self.may_start_again and not self._closing.is_set()
+                if is_needed:
+                    self._links[number] = link
+            if is_needed:
+                self._read(number, link, seconds)
+                logger.warning("engine %d serves again", number)
+            elif not self._closing.is_set():
+                self._forget(link)
+                self._report_end(EngineDeadError(f"engine {number} ended, and the others have been changed meanwhile"))
+            return
+
+    def _forget(self, link: EngineLink) -> None:
+        with self._changing:
+            self._begun.discard(link)
+        link.kill()
+        link.close()
+
+    def _end_hung(self) -> None:
+        """End engines that have work and give no sign of life; they are started again like any that end."""
+        watchdogs: dict[EngineLink, Watchdog] = {}
+        while not self._closing.wait(_LOOK_SECONDS):
+            links = {link: number for number, link in self._links.copy().items()}
+            watchdogs = {link: watchdogs.get(link) or Watchdog(link, self._hang_timeout) for link in links}
+            for link, watchdog in watchdogs.items():
+                watchdog.look(has_work=link.num_requests > 0)
+                if watchdog.is_hung:
+                    told = "engine %d completed no step for %g s (--engine-hang-timeout); it is ended"
+                    logger.error(told, links[link], self._hang_timeout)
+                    link.kill()

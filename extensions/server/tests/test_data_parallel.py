@@ -1,0 +1,242 @@
+"""Two engines on one machine serve as one engine does: the same tokens, streams, cancels; and one may be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from corellm.errors import ConfigError
+from corellm_server.data_parallel.client import DataParallelLLM
+from corellm_server.data_parallel.division import devices_of, in_order, shares_of
+from corellm_server.watchdog import Watchdog
+from extensions.server.tests.command import CHAT
+from extensions.server.tests.conftest import Running, chat, image_part, serving, user
+from tests.fixtures import wait_until
+
+ENGINE = {"dtype": "float32", "block_size": 8, "max_num_seqs": 16}
+ENDLESS = {"max_tokens": 400, "extra_body": {"ignore_eos": True}}
+
+
+@pytest.fixture(scope="module")
+def both(tiny_llava: Path) -> Iterator[Running]:
+    """A server with two engines."""
+    with (
+        contextlib.closing(DataParallelLLM(str(tiny_llava), data_parallel_size=2, **ENGINE)) as llm,
+        serving(llm, enable_sleep_mode=True) as server,
+    ):
+        yield server
+
+
+def engines(server: Running) -> DataParallelLLM:
+    """What is behind it."""
+    client = server.service.client
+    assert isinstance(client, DataParallelLLM)
+    return client
+
+
+def questions(count: int) -> list[Any]:
+    """Conversations, half of them about one of three images."""
+    return [
+        user(image_part(number % 3), {"type": "text", "text": f"what is {number}?"})
+        if number % 2
+        else user(f"{number}!")
+        for number in range(count)
+    ]
+
+
+def text_of(client: openai.OpenAI, messages: Any, *, stream: bool, **fields: Any) -> str:
+    """What a client reads of a greedy output."""
+    asked: dict[str, Any] = {"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 12, **fields}
+    if not stream:
+        return client.chat.completions.create(**asked).choices[0].message.content or ""
+    return "".join(part.choices[0].delta.content or "" for part in client.chat.completions.create(**asked, stream=True))
+
+
+def metrics_of(server: Running, name: str) -> dict[str, float]:
+    """A metric of the engine by the label of the engines."""
+    lines = server.get("/metrics").text.splitlines()
+    found = [line.rsplit(" ", 1) for line in lines if line.startswith(f"corellm:{name}{{")]
+    return {label.split('replica="')[1].split('"')[0]: float(value) for label, value in found}
+
+
+def num_in_engines(server: Running) -> int:
+    """Requests that engines have."""
+    return sum(link.num_requests for link in engines(server).group._links.copy().values())
+
+
+def test_engines_keep_to_their_processors_and_threads(both: Running) -> None:
+    """Each process runs on its share alone."""
+    shares = [os.sched_getaffinity(pid) for pid in engines(both).pids.values()]
+    assert len(shares) == 2
+    assert not shares[0] & shares[1]
+    assert shares[0] | shares[1] == os.sched_getaffinity(0)
+
+
+def test_outputs_are_those_of_one_engine(both: Running, running: Running) -> None:
+    """Token for token, at the same time, streamed or not, with images and without; and both engines have their part."""
+    asked = questions(24)
+    alone, several = running.client(), both.client()
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda n: text_of(several, asked[n], stream=n % 3 == 0), range(24)))
+    assert found == [text_of(alone, messages, stream=False) for messages in asked]
+    tokens = metrics_of(both, "generation_tokens_total")
+    assert tokens.keys() == {"0", "1"}
+    assert all(tokens.values())
+
+
+def test_an_image_is_encoded_once(both: Running) -> None:
+    """Its requests go to the engine that has seen it, whatever is asked, and each key has its own caches."""
+    before = metrics_of(both, "encoder_cache_queries_total")
+    client = both.client()
+    for number in range(4):
+        text_of(client, user(image_part(77), f"{number}?"), stream=False, max_tokens=1)
+    after = metrics_of(both, "encoder_cache_queries_total")
+    asked = [after[name] - before[name] for name in before]
+    assert sorted(asked) == [0, 4]
+
+
+def test_clients_that_leave_end_their_requests(both: Running) -> None:
+    """In either engine, in the middle of a stream."""
+    client = both.client()
+    streams = [
+        client.chat.completions.create(model="tiny", messages=messages, stream=True, **ENDLESS)  # type: ignore[arg-type]
+        for messages in questions(6)
+    ]
+    for stream in streams:
+        next(iter(stream))
+    assert all(link.num_requests for link in engines(both).group._links.values())
+    for stream in streams:
+        stream.close()
+    wait_until(lambda: num_in_engines(both) == 0)
+    assert both.get("/ready").status_code == 200
+
+
+def answers_of(server: Running, wanted: list[str], moment: float) -> tuple[int, int]:
+    """Kill an engine while it has its part of requests; returns how many were answered, and how many failed."""
+    asked = questions(len(wanted))
+
+    def ask(number: int) -> str:
+        try:
+            return text_of(server.client(), asked[number], stream=number % 2 == 0, max_tokens=60)
+        except openai.APIError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        sent = [pool.submit(ask, number) for number in range(len(wanted))]
+        wait_until(lambda: all(link.num_requests for link in engines(server).group._links.values()))
+        time.sleep(moment)
+        os.kill(random.Random(moment).choice(sorted(engines(server).pids.values())), signal.SIGKILL)
+        assert server.get("/ready").status_code == 200
+        found = [future.result(600) for future in sent]
+    failed = [one for one, text in zip(found, wanted, strict=True) if one != text]
+    assert all("ended while it had the request; send it again" in one for one in failed)
+    return len(found) - len(failed), len(failed)
+
+
+def test_a_killed_engine_costs_its_own_requests_and_comes_back(both: Running, running: Running) -> None:
+    """Each request is answered as ever or has one clear error; new ones are answered meanwhile, and `/ready` is 200."""
+    wanted = [text_of(running.client(), messages, stream=False, max_tokens=60) for messages in questions(12)]
+    before = engines(both).pids
+    answered, failed = answers_of(both, wanted, 0.0)
+    assert answered
+    assert failed
+    assert text_of(both.client(), questions(2)[1], stream=True, max_tokens=60) == wanted[1]
+    wait_until(lambda: len(engines(both).pids) == 2)
+    assert len({*before.values(), *engines(both).pids.values()}) == 3
+    again = [text_of(both.client(), messages, stream=False, max_tokens=60) for messages in questions(12)]
+    assert again == wanted
+    assert both.get("/health").status_code == 200
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("moment", range(10))
+def test_a_kill_at_any_moment(both: Running, running: Running, moment: int) -> None:
+    """Ten moments of a load: nothing is answered wrongly, or twice, or never."""
+    wanted = [text_of(running.client(), messages, stream=False, max_tokens=60) for messages in questions(16)]
+    assert sum(answers_of(both, wanted, random.Random(moment).random() / 2)) == 16
+    wait_until(lambda: len(engines(both).pids) == 2)
+
+
+def test_an_engine_that_hangs_is_started_again(both: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its requests fail as if it had been killed; the other goes on."""
+    wait_until(lambda: len(engines(both).pids) == 2)
+    text = text_of(both.client(), user(image_part(5), "what?"), stream=False)
+    stream = both.client().chat.completions.create(
+        model="tiny", messages=user(image_part(5), "go on"), stream=True, **ENDLESS  # type: ignore[arg-type]
+    )  # fmt: skip
+    next(iter(stream))
+    (number,) = [n for n, link in engines(both).group._links.items() if link.num_requests]
+    monkeypatch.setattr(Watchdog, "is_hung", property(lambda watchdog: watchdog._silent_seconds >= 3))
+    os.kill(engines(both).pids[number], signal.SIGSTOP)
+    with pytest.raises(openai.APIError, match="ended while it had the request"):
+        list(stream)
+    assert both.statuses == []
+    assert text_of(both.client(), user(image_part(5), "what?"), stream=False) == text
+    wait_until(lambda: len(engines(both).pids) == 2)
+
+
+def test_all_engines_sleep_and_none_is_started_again_then(both: Running) -> None:
+    """A new one would be awake, or have other weights: the server ends as one with one engine does."""
+    assert both.post("/sleep").status_code == 200
+    assert metrics_of(both, "is_sleeping") == {"0": 1, "1": 1}
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(both.post, CHAT, chat(user("hello")))
+        wait_until(lambda: num_in_engines(both) == 1)
+        assert both.post("/wake_up").status_code == 200
+        assert waiting.result(600).status_code == 200
+    assert metrics_of(both, "is_sleeping") == {"0": 0, "1": 0}
+    os.kill(engines(both).pids[1], signal.SIGKILL)
+    wait_until(lambda: both.statuses == [1])
+    with pytest.raises(httpx.ConnectError):
+        both.get("/health")
+
+
+def test_cores_are_divided_by_node_and_core(tmp_path: Path) -> None:
+    """Threads of one core stay together, and those of one node; a quota divides threads."""
+    for node, cpus in enumerate(("0-1,4-5", "2-3,6-7")):
+        (tmp_path / "node" / f"node{node}").mkdir(parents=True)
+        (tmp_path / "node" / f"node{node}" / "cpulist").write_text(cpus + "\n")
+    for cpu in range(8):
+        folder = tmp_path / "cpu" / f"cpu{cpu}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{cpu % 4},{cpu % 4 + 4}\n")
+    assert in_order(range(8), tmp_path) == [0, 4, 1, 5, 2, 6, 3, 7]
+    assert in_order({6, 1, 2}, tmp_path) == [1, 2, 6]
+    assert in_order({3, 1}, tmp_path / "none") == [1, 3]
+
+
+def test_shares_are_disjoint_and_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every processor is one engine's; threads are as many as a quota grants."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(7)))
+    shares = shares_of(3, tmp_path)
+    assert sorted(cpu for share in shares for cpu in share.cpus) == list(range(7))
+    assert [(share.number, share.parts, len(share.cpus), share.num_threads) for share in shares] == [
+        (0, 3, 2, 2), (1, 3, 3, 2), (2, 3, 2, 2),
+    ]  # fmt: skip
+    monkeypatch.setattr("corellm_server.data_parallel.division.usable_cpus", lambda: 4)
+    assert [share.num_threads for share in shares_of(3, tmp_path)] == [1, 1, 2]
+    with pytest.raises(ConfigError, match=r"data_parallel_size=5: this process may use 4 processors"):
+        shares_of(5, tmp_path)
+
+
+def test_each_engine_has_a_gpu_or_all_have_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` takes GPUs if there are some; one that is named is not enough."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert devices_of(3, "auto") == devices_of(3, "cpu") == ["cpu"] * 3
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert devices_of(2, "auto") == devices_of(2, "cuda") == ["cuda:0", "cuda:1"]
+    with pytest.raises(ConfigError, match="sees 2 GPUs"):
+        devices_of(3, "auto")
+    with pytest.raises(ConfigError, match="is one device"):
+        devices_of(2, "cuda:1")
