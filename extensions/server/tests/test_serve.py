@@ -238,7 +238,7 @@ def test_a_model_that_no_plugin_serves(
 ) -> None:
     """It is refused before a process is started, with the words of `corellm run`."""
     (tmp_path / "config.json").write_text('{"architectures": ["MysteryForNothing"], "model_type": "mystery"}')
-    monkeypatch.setattr("corellm.engine.process.remote_engine.Process", None)
+    monkeypatch.setattr("corellm.engine.process.link.Process", None)
     for words in (["serve", str(tmp_path), "--port", "0"], ["run", str(tmp_path), "x"]):
         assert main(words) == 1
         assert "serves MysteryForNothing" in capsys.readouterr().err
@@ -251,7 +251,7 @@ def test_what_only_has_a_models_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its name ends as those that are served without a plugin: it is refused before a process is started, too."""
-    monkeypatch.setattr("corellm.engine.process.remote_engine.Process", None)
+    monkeypatch.setattr("corellm.engine.process.link.Process", None)
     for name, kind, fault in (
         ("MysteryForCausalLM", "mystery", "no installed plugin serves MysteryForCausalLM"),
         ("LlamaForCausalLM", "llama", "has no *.safetensors"),
