@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
+import logging
 import os
 import random
 import signal
@@ -10,15 +13,20 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from corellm.errors import ConfigError
+from corellm.errors import ConfigError, EngineDeadError
+from corellm.system.log_format import JsonFormatter
+from corellm_server.batch import running as running_module
+from corellm_server.batch.input_file import BatchRequest
 from corellm_server.data_parallel.client import DataParallelLLM
 from corellm_server.data_parallel.division import devices_of, in_order, shares_of
+from corellm_server.errors import ApiError
 from corellm_server.watchdog import Watchdog
 from extensions.server.tests.command import CHAT
 from extensions.server.tests.conftest import Running, chat, image_part, serving, user
@@ -200,6 +208,27 @@ def test_all_engines_sleep_and_none_is_started_again_then(both: Running) -> None
     wait_until(lambda: both.statuses == [1])
     with pytest.raises(httpx.ConnectError):
         both.get("/health")
+
+
+def test_a_batch_gives_a_request_to_another_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for ever, as a request may be what ends engines; and not once none is left."""
+    codes = ["engine_lost", "engine_lost", "engine_dead", "engine_lost"]
+
+    async def post(app: Any, path: str, body: bytes) -> Any:
+        return SimpleNamespace(exchange=SimpleNamespace(failure=ApiError(503, "it ended", code=codes.pop(0))))
+
+    monkeypatch.setattr(running_module, "post", post)
+    client: Any = SimpleNamespace(dead="it was killed")
+    with pytest.raises(EngineDeadError, match="it was killed"):
+        asyncio.run(running_module.finish(None, client, BatchRequest(1, "a", "/v1/completions", b"{}")))  # type: ignore[arg-type]
+    assert codes == ["engine_lost"]
+
+
+def test_lines_of_the_log_say_the_engine() -> None:
+    """An engine's own lines, among several."""
+    record = logging.makeLogRecord({"name": "corellm", "levelname": "INFO", "msg": "loaded"})
+    assert json.loads(JsonFormatter(1).format(record))["engine"] == 1
+    assert "engine" not in json.loads(JsonFormatter().format(record))
 
 
 def test_cores_are_divided_by_node_and_core(tmp_path: Path) -> None:
