@@ -1,7 +1,7 @@
 """What a server may use of the engine, beside the public pages: one page, so that the engine's rooms can change.
 
     client      `EngineClient`, which both engines are: `AsyncLLM` in this process, `ProcessLLM` in one of its own;
-                an `EngineOffer` is an extension's
+                an `EngineOffer` is an extension's, and a `BatchOffer` what does requests of files elsewhere
     processes   a `RemoteEngine` prepares prompts for what its link leads to: one process (`EngineLink`), which may have
                 a `Share` of the machine
     prompts     an `InputProcessor` makes a `ProcessedPrompt` in any thread, by fairly shared `PreparationPools`
@@ -13,6 +13,7 @@ Importing it imports no torch.
 from __future__ import annotations
 
 from corellm.engine.async_llm import AsyncLLM as AsyncLLM
+from corellm.engine.batch_offer import BatchOffer as BatchOffer
 from corellm.engine.client import EngineClient as EngineClient
 from corellm.engine.maintenance import reset_prefix_cache_of as reset_prefix_cache_of
 from corellm.engine.metrics import DESCRIPTIONS as METRIC_DESCRIPTIONS
@@ -39,6 +40,7 @@ __all__ = [
     "CHEAP_CHARACTERS",
     "METRIC_DESCRIPTIONS",
     "AsyncLLM",
+    "BatchOffer",
     "Counter",
     "EngineClient",
     "EngineLink",

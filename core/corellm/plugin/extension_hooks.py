@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from corellm.config import EngineConfig, ModelConfig
     from corellm.engine.async_llm import AsyncLLM
+    from corellm.engine.batch_offer import BatchOffer
     from corellm.engine.offer import EngineOffer
     from corellm.fetch_settings import FetchSettings
     from corellm.frontend.prompt_key import PromptKey
@@ -283,6 +284,14 @@ def offer_engine_client() -> EngineOffer | None:
 
     All offers are taken; the options of one at most may ask for its engine. Called whenever the command's arguments are
     read: what the engine imports must be imported when it is opened.
+    """
+
+
+@_hookspec
+def offer_batch_runner() -> BatchOffer | None:
+    """Offer options of `corellm batch` that have its requests done elsewhere: a `corellm.serving.BatchOffer`.
+
+    All offers are taken; the options of one at most may ask for it. Called whenever the command's arguments are read.
     """
 
 

@@ -16,6 +16,7 @@ from corellm.config import EngineConfig
 from corellm.errors import ConfigError
 from corellm.system.log_format import set_up_log
 from corellm_server.commands.arguments import add_server, configured
+from corellm_server.commands.engines import batch_offers
 from corellm_server.options import DataParallelOptions, ServerConfig, ServerOptions
 
 if TYPE_CHECKING:
@@ -71,15 +72,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     of_clients = {field.name for field in fields(ServerOptions)}.difference(_OPTIONS)
     add_server(parser, "requests", skip={"body_timeout", "body_stall_timeout", *of_clients})
     add_fields(parser, "several engines on this machine", DataParallelOptions)
+    for offer in batch_offers():
+        add_fields(parser, offer.title, offer.options)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Do what has no result yet; returns the exit status."""
     try:
-        config, engine_args = configured(args, [DataParallelOptions])
+        offers = batch_offers()
+        config, engine_args = configured(args, [DataParallelOptions, *(offer.options for offer in offers)])
         EngineConfig.from_kwargs(**engine_args)  # refused before the files are touched
         set_up_log(logging.WARNING, as_json=False)
+        for offer, options in zip(offers, config.offered[1:], strict=True):
+            if offer.is_wanted(options):
+                return offer.run(options, config, engine_args, args.input, args.output)
         from corellm_server.batch.input_file import InputFile
         from corellm_server.batch.output_file import OutputFile
         from corellm_server.batch.resuming import compare

@@ -15,17 +15,9 @@ from corellm.errors import ConfigError
 from corellm.plugin.extensions import call_extensions
 
 if TYPE_CHECKING:
-    from corellm.serving import EngineClient, EngineOffer, ProcessLLM
+    from corellm.serving import BatchOffer, EngineClient, EngineOffer, ProcessLLM
 
 OpenEngine = Callable[[dict[str, Any]], "AbstractContextManager[EngineClient]"]
-
-
-def engine_offers() -> list[EngineOffer]:
-    """The engines that extensions offer in place of the one of this machine; the first are this distribution's."""
-    from corellm.serving import EngineOffer
-
-    offers = call_extensions("offer_engine_client", lambda offer: isinstance(offer, EngineOffer))
-    return [offer for _, offer in offers]
 
 
 def engine_offers() -> list[EngineOffer]:
