@@ -155,7 +155,7 @@ def routed_by(router: type[Router]) -> Iterator[ReplicaOptions]:
 
 def overhead(rounds: int) -> None:
     """Print both."""
-    options = ReplicaOptions(replicas="1", replica_cpus=0.5, object_store_memory=MEMORY)
+    options = ReplicaOptions(replicas="1", ray_address="local", replica_cpus=0.5, object_store_memory=MEMORY)
     with replicas(options, {"model": "demo"}) as on_ray:
         own = ProcessLLM("demo")
         try:
@@ -180,7 +180,7 @@ def routing(output: Path | None) -> None:
     }  # fmt: skip
     found: dict[str, dict[str, float]] = {}
     print(f"{'router':26}{'prefix hits':>12}{'image hits':>12}{'first token':>13}{'90%':>10}{'busiest':>9}")
-    with joined(None, num_cpus=2, object_store_memory=MEMORY):
+    with joined("local", num_cpus=2, object_store_memory=MEMORY):
         for name, router in routers.items():
             with routed_by(router) as options, replicas(options, caches("demo")) as client:
                 values = found[name] = asyncio.run(measure_routing(client, seed=0))

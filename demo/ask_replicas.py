@@ -39,7 +39,8 @@ def main() -> int:
         for question, right in answers.items()
     ]
     command = [sys.executable, "-m", "corellm", "serve", "demo", "--replicas", "2", "--port", "0"]
-    with subprocess.Popen([*command, "--replica-cpus", "0.5"], stdout=subprocess.PIPE, text=True) as server:
+    command += ["--replica-cpus", "0.5", "--ray-address", "local"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
             said = server.stdout.readline()  # once both replicas are there

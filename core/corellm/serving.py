@@ -1,7 +1,6 @@
 """What a server may use of the engine, beside the public pages: one page, so that the engine's rooms can change.
 
-    client      `EngineClient`, which both engines are: `AsyncLLM` in this process, `ProcessLLM` in one of its own;
-                an `EngineOffer` is an extension's, and a `BatchOffer` what does requests of files elsewhere
+    client      `EngineClient`, which both engines are: `AsyncLLM` in this process, `ProcessLLM` in one of its own
     processes   a `RemoteEngine` prepares prompts for what its link leads to: one process (`EngineLink`), which may have
                 a `Share` of the machine
     prompts     an `InputProcessor` makes a `ProcessedPrompt` in any thread, by fairly shared `PreparationPools`
@@ -13,7 +12,6 @@ Importing it imports no torch.
 from __future__ import annotations
 
 from corellm.engine.async_llm import AsyncLLM as AsyncLLM
-from corellm.engine.batch_offer import BatchOffer as BatchOffer
 from corellm.engine.client import EngineClient as EngineClient
 from corellm.engine.maintenance import reset_prefix_cache_of as reset_prefix_cache_of
 from corellm.engine.metrics import DESCRIPTIONS as METRIC_DESCRIPTIONS
@@ -22,7 +20,6 @@ from corellm.engine.metrics import Gauge as Gauge
 from corellm.engine.metrics import Metric as Metric
 from corellm.engine.metrics import Vector as Vector
 from corellm.engine.metrics import total_metrics as total_metrics
-from corellm.engine.offer import EngineOffer as EngineOffer
 from corellm.engine.process.client import ProcessLLM as ProcessLLM
 from corellm.engine.process.client import name_of as name_of
 from corellm.engine.process.codec import metrics_of as metrics_of
@@ -40,11 +37,9 @@ __all__ = [
     "CHEAP_CHARACTERS",
     "METRIC_DESCRIPTIONS",
     "AsyncLLM",
-    "BatchOffer",
     "Counter",
     "EngineClient",
     "EngineLink",
-    "EngineOffer",
     "Gauge",
     "InputProcessor",
     "Metric",

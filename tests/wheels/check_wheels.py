@@ -230,6 +230,16 @@ def check_pooling(work: Path, wheels: Wheels) -> None:
     print("corellm-pooling: embeds, and is missed where it is not", flush=True)
 
 
+def check_ray(work: Path, wheels: Wheels) -> None:
+    """Check the options of replicas with the server and one plugin; what to install where they are missing."""
+    environment = installed(work / "ray", ["corellm-ray", "corellm-llava"], wheels)
+    expect("corellm-ray", environment.corellm("plugins"))
+    expect("replicas must be a number or a range", environment.corellm("serve", "demo", "--replicas", "0", status=1))
+    environment.pip("uninstall", "--yes", "corellm-ray")
+    expect("pip install ./extensions/ray", environment.corellm("serve", "demo", "--replicas", "2", status=2))
+    print("corellm-ray: takes replicas, and is missed where it is not", flush=True)
+
+
 @dataclass(frozen=True)
 class Script:
     """What a script says with an extension, and is told without it."""
@@ -413,6 +423,7 @@ EXTENSIONS = {
     "corellm-lora": Script("lora", LORA, "differ: True"),
     "corellm-pooling": check_pooling,
     "corellm-quantization": Script("quantization", FOUR_BITS, "tokens: "),
+    "corellm-ray": check_ray,
     "corellm-speculative": Script("speculative", DRAFTS, "tokens: "),
     "corellm-speech": check_speech,
     "corellm-structured": Script("structured", STRUCTURED, "one of both: "),

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from corellm.config import EngineConfig, ModelConfig
     from corellm.engine.async_llm import AsyncLLM
-    from corellm.engine.batch_offer import BatchOffer
-    from corellm.engine.offer import EngineOffer
     from corellm.fetch_settings import FetchSettings
     from corellm.frontend.prompt_key import PromptKey
     from corellm.hookspecs import ModelContext
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
     from corellm.sampling.constraint import MakeConstraint
     from corellm.sampling.device_sampling import Sample
     from corellm.sampling.processing import LogitsProcessing
+    from corellm.server_offers import BatchOffer, EngineOffer
     from corellm.worker.parts.step_part import StepPart
 
 _hookspec = pluggy.HookspecMarker(PROJECT_NAME)
@@ -280,7 +279,7 @@ def offer_calls(llm: LLM | AsyncLLM) -> Any:
 
 @_hookspec
 def offer_engine_client() -> EngineOffer | None:
-    """Offer options of `corellm serve` that put another engine behind it: a `corellm.serving.EngineOffer`.
+    """Offer options of `corellm serve` that put another engine behind it: a `corellm.server_offers.EngineOffer`.
 
     All offers are taken; the options of one at most may ask for its engine. Called whenever the command's arguments are
     read: what the engine imports must be imported when it is opened.
@@ -289,7 +288,7 @@ def offer_engine_client() -> EngineOffer | None:
 
 @_hookspec
 def offer_batch_runner() -> BatchOffer | None:
-    """Offer options of `corellm batch` that have its requests done elsewhere: a `corellm.serving.BatchOffer`.
+    """Offer options of `corellm batch` that have its requests done elsewhere: a `corellm.server_offers.BatchOffer`.
 
     All offers are taken; the options of one at most may ask for it. Called whenever the command's arguments are read.
     """

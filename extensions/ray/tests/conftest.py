@@ -23,8 +23,8 @@ from extensions.server.tests.conftest import Running, chat, serving
 
 ENGINE = {"dtype": "float32", "block_size": 8, "max_num_seqs": 16}
 REPLICAS = {
-    "replicas": "'2'", "replica-cpus": 0.5, "object-store-memory": "80M", "replica-drain-timeout": 30,
-    "log-level": "info",
+    "replicas": "'2'", "ray-address": "local", "replica-cpus": 0.5, "object-store-memory": "80M",
+    "replica-drain-timeout": 30, "log-level": "info",
 }  # fmt: skip
 """Fractions of cores, as a machine may have fewer than there are replicas."""
 

@@ -9,13 +9,17 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-for _name in (
-    "RAY_USAGE_STATS_ENABLED",  # it reports to its makers otherwise
-    "RAY_ENABLE_AUTO_CONNECT",  # its threads would start a cluster when they look for one that was ended
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO",  # its default to come; it warns until then
-):
-    os.environ.setdefault(_name, "0")  # Ray reads them when it is imported
+_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # it reports to its makers otherwise
+    "RAY_worker_niceness": "0",  # else replicas on a local cluster run after all other processes
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # its threads would start a cluster when they look for one that was ended
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # its default to come; it warns until then
+    "RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S": "3600",  # all requests pass this process: what it counts stays true
+}
+for _name, _value in _SETTINGS.items():
+    os.environ.setdefault(_name, _value)  # Ray reads most when it is imported
 
 import ray  # noqa: E402
 
@@ -31,7 +35,8 @@ def joined(
     """Be connected to a cluster; yields whether it was started here, and then ends it at the end.
 
     Args:
-        address: of a cluster; None for the one that this machine is part of, else a new local one.
+        address: of a cluster; `"local"` for a new one on this machine; None for the one that this machine is part of,
+            else a new one.
         num_cpus: cores of a new one; None for those of the machine.
         object_store_memory: bytes of shared memory of a new one; None for Ray's choice.
 
@@ -43,22 +48,30 @@ def joined(
         yield False
         return
     try:
-        is_ours = False
-        try:
-            ray.init(address or "auto", log_to_driver=False, logging_level=logging.ERROR)
-        except ConnectionError:
-            if address is not None:
-                raise
-            is_ours = True
+        is_ours = address == "local" or not _found(address)
+        if is_ours:
             ray.init(
                 "local", num_cpus=num_cpus, object_store_memory=object_store_memory, include_dashboard=False,
-                log_to_driver=False, logging_level=logging.ERROR,
+                **_QUIET,
             )  # fmt: skip
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise ConfigError(
-            f"no Ray cluster at {address or 'this machine'}: {error}; start one with ray start"
-        ) from error
+        where = address or "this machine"
+        raise ConfigError(f"there is no Ray cluster at {where}: {error}; start one with `ray start`") from error
     try:
         yield is_ours
     finally:
         ray.shutdown()
+
+
+_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+
+
+def _found(address: str | None) -> bool:
+    """Connect to a cluster; returns False if there must be none, and is none."""
+    try:
+        ray.init(address or "auto", **_QUIET)
+    except ConnectionError:
+        if address is not None:
+            raise
+        return False
+    return True

@@ -9,10 +9,10 @@ import fcntl
 import os
 import tempfile
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO
 
 
-def bound_to_cores(number: int) -> list[IO[bytes]]:
+def bound_to_cores(number: int) -> list[BinaryIO]:
     """Keep this process, and the threads that it will start, to cores that no other replica has.
 
     Args:
@@ -26,11 +26,11 @@ def bound_to_cores(number: int) -> list[IO[bytes]]:
         return []
     folder = Path(tempfile.gettempdir()) / f"corellm-cores-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    locks: dict[int, IO[bytes]] = {}
+    locks: dict[int, BinaryIO] = {}
     for core in sorted(os.sched_getaffinity(0)):
         if len(locks) == number:
             break
-        file = (folder / str(core)).open("ab")
+        file: BinaryIO = (folder / str(core)).open("ab")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

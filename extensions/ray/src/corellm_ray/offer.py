@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from corellm.serving import EngineClient, EngineOffer
+from corellm.server_offers import EngineOffer
 from corellm_ray.options import ReplicaOptions
+
+if TYPE_CHECKING:
+    from corellm.serving import EngineClient
 
 
 def _is_wanted(options: ReplicaOptions) -> bool:

@@ -19,8 +19,18 @@ Choices = list[list[RunningReplica]]
 """Replicas to try, in turns; of each turn the one with the least to do."""
 
 
-class Router(RequestRouter):
+class Router(RequestRouter):  # type: ignore[misc]  # Ray's types are not read
     """What all routers have: they note which replicas there are, and calls that are for one replica go to it."""
+
+    queue_len_response_deadline_s = 1.0
+    max_queue_len_response_deadline_s = 10.0
+    """Seconds that a new replica has to say how much it has to do, at first and in the end: more than by default, as on
+    a busy machine it would be asked again and again."""
+
+    @property
+    def supports_rejection_protocol(self) -> bool:
+        """False: replicas take all that the gate lets in."""
+        return False
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Take these replicas from now on."""
@@ -41,6 +51,7 @@ class Router(RequestRouter):
         """Return where a request may go; a call for a replica that is gone goes to any, which refuses it."""
         if pending_request is None:
             return [candidate_replicas]
+        pending_request.routing_context.should_backoff = True  # else Ray Serve tries again without a pause
         target = pending_request.kwargs.get("target")
         if target is not None:
             meant = [replica for replica in candidate_replicas if replica.replica_id.unique_id == target]

@@ -9,7 +9,7 @@ from corellm.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from corellm.fetch_settings import FetchSettings
-    from corellm.serving import EngineOffer
+    from corellm.server_offers import EngineOffer
     from corellm_server.fetching.remote_media import RemoteMedia
 
 

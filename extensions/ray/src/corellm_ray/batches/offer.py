@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from corellm.errors import ConfigError
-from corellm.serving import BatchOffer
+from corellm.server_offers import BatchOffer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,25 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 from corellm.errors import ConfigError
 from corellm.plugin.extensions import call_extensions
+from corellm.server_offers import BatchOffer, EngineOffer
 
 if TYPE_CHECKING:
-    from corellm.serving import BatchOffer, EngineClient, EngineOffer, ProcessLLM
+    from corellm.serving import EngineClient, ProcessLLM
 
 OpenEngine = Callable[[dict[str, Any]], "AbstractContextManager[EngineClient]"]
 
 
 def engine_offers() -> list[EngineOffer]:
     """The engines that extensions offer in place of the one of this machine; the first are this distribution's."""
-    from corellm.serving import EngineOffer
-
     offers = call_extensions("offer_engine_client", lambda offer: isinstance(offer, EngineOffer))
     return [offer for _, offer in offers]
 
 
 def batch_offers() -> list[BatchOffer]:
     """Where extensions offer to have the requests of a file done."""
-    from corellm.serving import BatchOffer
-
     offers = call_extensions("offer_batch_runner", lambda offer: isinstance(offer, BatchOffer))
     return [offer for _, offer in offers]
 

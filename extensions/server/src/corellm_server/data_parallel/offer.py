@@ -7,7 +7,8 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from corellm.serving import EngineClient, EngineOffer
+from corellm.server_offers import EngineOffer
+from corellm.serving import EngineClient
 from corellm_server.options import DataParallelOptions
 
 

@@ -1,0 +1,43 @@
+"""What extensions offer behind a server's commands: options of their own, and what they lead to.
+
+Every command line is read with them, so importing it imports nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from corellm.serving import EngineClient
+
+
+@dataclass(frozen=True)
+class EngineOffer:
+    """Options of `corellm serve` that put another engine behind it."""
+
+    title: str
+    """What the options are called in the command's help."""
+    options: type
+    """A frozen dataclass whose fields are the options, each followed by a docstring."""
+    is_wanted: Callable[[Any], bool]
+    """Whether options, an instance of the class, ask for this engine."""
+    opened: Callable[[Any, Mapping[str, Any]], AbstractContextManager[EngineClient]]
+    """Opens the engine by its options and the arguments of `EngineConfig.from_kwargs`; it ends with the context."""
+
+
+@dataclass(frozen=True)
+class BatchOffer:
+    """Options of `corellm batch` that have its requests done elsewhere."""
+
+    title: str
+    """What the options are called in the command's help."""
+    options: type
+    """A frozen dataclass whose fields are the options, each followed by a docstring."""
+    is_wanted: Callable[[Any], bool]
+    """Whether options, an instance of the class, ask for this."""
+    run: Callable[..., int]
+    """Does what has no result yet; returns the exit status. Called with the options, the server's configuration, the
+    arguments of `EngineConfig.from_kwargs`, and the paths of input and output."""
