@@ -27,11 +27,6 @@ class Router(RequestRouter):  # type: ignore[misc]  # Ray's types are not read
     """Seconds that a new replica has to say how much it has to do, at first and in the end: more than by default, as on
     a busy machine it would be asked again and again."""
 
-    @property
-    def supports_rejection_protocol(self) -> bool:
-        """False: replicas take all that the gate lets in."""
-        return False
-
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Take these replicas from now on."""
         super().update_replicas(replicas)

@@ -57,8 +57,6 @@ SERVER_FLAGS: dict[str, Absent] = {
     **dict.fromkeys(("model", "model_path", "model_id"), Absent((), _MODEL)),
     **dict.fromkeys(("tp", "tp_size", "num_shard", "pp"), Absent((1,), _ONE_DEVICE)),
     **dict.fromkeys(("dp", "dp_size"), Absent((1,), "use --data-parallel-size")),
-    "replicas": Absent((1, "1"), _REPLICAS),
-    **dict.fromkeys(("ray_address", "replica_cpus", "replica_gpus", "replica_router"), Absent((), _REPLICAS)),
     **dict.fromkeys(("context_length", "ctx_size", "max_total_tokens"), Absent((), "use --max-model-len")),
     "mem_fraction_static": Absent((), "use --gpu-memory-utilization"),
     "max_running_requests": Absent((), "use --max-num-seqs"),
@@ -67,6 +65,12 @@ SERVER_FLAGS: dict[str, Absent] = {
 }  # fmt: skip
 """By the flag's name, with `_` for `-`."""
 
+
+EXTENSION_FLAGS: dict[str, Absent] = {
+    "replicas": Absent((1, "1"), _REPLICAS),
+    **dict.fromkeys(("ray_address", "replica_cpus", "replica_gpus", "replica_router"), Absent((), _REPLICAS)),
+}
+"""Options that extensions bring, where they are not installed."""
 
 _PYTHON = {"": None, "None": None, "True": True, "False": False}
 """Values as other servers read them that JSON does not have."""
@@ -84,7 +88,7 @@ def engine_flags() -> Mapping[str, Absent]:
 
 def absent_flag(name: str) -> Absent | None:
     """What a flag or an option of a file means that the server does not have; None for one that no server has."""
-    return SERVER_FLAGS.get(name) or engine_flags().get(name)
+    return SERVER_FLAGS.get(name) or EXTENSION_FLAGS.get(name) or engine_flags().get(name)
 
 
 def not_an_option(flag: str, absent: Absent) -> str:
