@@ -15,6 +15,8 @@ from extensions.ray.tests.conftest import Replicated, until
 from extensions.server.tests.command import CHAT
 from extensions.server.tests.conftest import MODEL, Running, chat, image_part, user
 
+pytestmark = pytest.mark.full  # a cluster and three engines; `make ray-proof` runs them
+
 CONTENTS = [
     *(user(f"Tell me of number {number}.") for number in range(6)),
     *(user(image_part(seed), {"type": "text", "text": "What is it?"}) for seed in range(4)),
@@ -133,7 +135,7 @@ def _text_of_stream(text: str) -> str:
     return "".join(choice["delta"].get("content") or "" for event in events for choice in event["choices"])
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.full)])
+@pytest.mark.parametrize("kills", [10])
 def test_a_killed_replica_costs_no_request_and_comes_back(replicated: Replicated, one: Running, kills: int) -> None:
     """What it had goes on on the other one, with the same tokens, none twice; streams as well."""
     with Load(replicated, texts_of(one, 48), 48) as load:

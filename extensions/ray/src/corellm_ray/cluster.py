@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def joined(
-    address: str | None, *, num_cpus: float | None = None, object_store_memory: int | None = None
+    address: str | None, *, num_cpus: int | None = None, object_store_memory: int | None = None
 ) -> Iterator[bool]:
     """Be connected to a cluster; yields whether it was started here, and then ends it at the end.
 

@@ -6,6 +6,7 @@ Knows the order of starting and ending, and the signal that replaces replicas.
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -41,7 +42,7 @@ def replicas(options: ReplicaOptions, engine_args: Mapping[str, Any]) -> Iterato
     config = EngineConfig.from_kwargs(**engine_args)
     located = locate(config.model)  # refuses before a cluster is started, as the next line does
     refuse_early(config, located)
-    num_cpus = options.most * options.replica_cpus
+    num_cpus = math.ceil(options.most * options.replica_cpus)
     with joined(options.ray_address, num_cpus=num_cpus, object_store_memory=options.object_store_memory):
         fleet = Fleet(options, engine_args, _MOST_REQUESTS)
 
