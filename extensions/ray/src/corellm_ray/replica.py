@@ -77,15 +77,15 @@ class EngineReplica:
         """What the server's front end must know of the model, encoded."""
         return encoded(sizes_of(self._llm.engine))
 
-    async def call(self, target: str, function: str, arguments: Sequence[Any]) -> bytes:
+    async def call(self, function: str, arguments: Sequence[Any], target: str) -> bytes:
         """Call a function with the engine between two steps, if this replica was meant; returns an encoded `Result`.
 
         Args:
-            target: id of the replica.
             function: its name: `module:function`.
             arguments: what it is called with, after the engine.
+            target: id of the replica.
         """
-        if target not in ("", self.id):
+        if target != self.id:
             return encoded(Result(None, is_elsewhere=True))
         try:
             return encoded(Result(await self._llm.in_engine(resolve_name(function), *arguments)))
