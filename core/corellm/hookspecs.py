@@ -479,7 +479,11 @@ def get_prompt_updates(
 
 
 @_first_result
-def apply_hf_processor_tokens_only(token_ids: list[int], mm_counts: Mapping[str, int]) -> list[int]:
+def apply_hf_processor_tokens_only(
+    token_ids: list[int],
+    mm_counts: Mapping[str, int],
+    out_mm_kwargs: Mapping[str, Sequence[MultiModalKwargsItem]],
+) -> list[int]:
     """Change a prompt's tokens as the Hugging Face processor does, apart from expanding placeholders.
 
     A prompt that has the processor's tokens already, as a conversation's or token ids may, stays as it is.
@@ -487,6 +491,8 @@ def apply_hf_processor_tokens_only(token_ids: list[int], mm_counts: Mapping[str,
     Args:
         token_ids: the prompt with unexpanded placeholders, the tokenizer's own special tokens included.
         mm_counts: `{modality: items}` of this prompt; empty for text alone.
+        out_mm_kwargs: the processed items, as `get_prompt_updates` takes them, for tokens that depend on them (Gemma
+            3's text about the crops of an image). Empty where a prompt is looked at before its items are.
 
     Default: unchanged.
 

@@ -158,16 +158,24 @@ class MultiModalProcessor:
             self._check_planned(features, mm_kwargs)
         return expanded, features
 
-    def unexpanded(self, token_ids: Sequence[int], counts: Mapping[str, int]) -> list[int]:
-        """The prompt as placeholders are looked for in it: with what the family adds or removes whatever the items.
+    def unexpanded(
+        self,
+        token_ids: Sequence[int],
+        counts: Mapping[str, int],
+        processed: Mapping[str, Sequence[MultiModalKwargsItem]] | None = None,
+    ) -> list[int]:
+        """The prompt as placeholders are looked for in it: with what the family adds or removes.
 
         Args:
             token_ids: the prompt.
             counts: `{modality: items}`.
+            processed: the items; None for what is added or removed whatever they are.
         """
         hook = self.hooks.apply_hf_processor_tokens_only
         with adapter_errors("apply_hf_processor_tokens_only"):
-            return list(call_hook(hook, token_ids=list(token_ids), mm_counts=dict(counts)))
+            return list(
+                call_hook(hook, token_ids=list(token_ids), mm_counts=dict(counts), out_mm_kwargs=processed or {})
+            )
 
     def expansion(
         self,
@@ -218,7 +226,7 @@ class MultiModalProcessor:
             for modality in counts
         }
         with adapter_errors("get_prompt_updates"):
-            tokens = self.unexpanded(token_ids, counts)
+            tokens = self.unexpanded(token_ids, counts, processed)
             updates = self._prompt_updates(items, {modality: kwargs[modality] for modality in counts}, processed)
             try:
                 expanded, placeholders = apply_prompt_updates(

@@ -30,9 +30,9 @@ class Reference:
         self.processor = transformers.AutoProcessor.from_pretrained(path)
         self.model = transformers.Gemma3ForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
 
-    def generate(self, text: str, images: Sequence[Any]) -> tuple[list[int], list[int]]:
+    def generate(self, text: str, images: Sequence[Any], **kwargs: Any) -> tuple[list[int], list[int]]:
         """Return the tokens of prompt and output."""
-        inputs = self.processor(text=text, images=list(images) or None, return_tensors="pt")
+        inputs = self.processor(text=text, images=list(images) or None, return_tensors="pt", **kwargs)
         output = self.model.generate(**inputs, max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, do_sample=False)[
             0
         ].tolist()
@@ -114,17 +114,39 @@ def test_a_cached_prefix_may_end_within_an_image(checkpoint: Path, block_size: i
     assert starts == {False, True}, "no cached prefix ends within an image"
 
 
-def test_crops_are_refused_with_the_reason(checkpoint: Path) -> None:
-    """At once, and by the argument's name."""
+CROPS = {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 20, "pan_and_scan_max_num_crops": 3}
+SIZES = [(90, 40), (50, 50), (30, 95)]
+"""Of images with two crops, with none, and with three."""
+
+
+def test_crops_are_those_of_transformers(checkpoint: Path) -> None:
+    """Tokens of prompts and outputs, wherever the text about crops joins that around an image."""
+    reference = Reference(checkpoint)
+    crops = [make_image(*size, 1) for size in SIZES]
+    texts = [
+        f"over{IMAGE}\n\nno {IMAGE} \n yes\n{IMAGE}",
+        f"{IMAGE}{IMAGE}one \n\n{IMAGE}here",
+        f"<start_of_turn>user\n{IMAGE}\n{IMAGE}word {IMAGE}<end_of_turn>\n<start_of_turn>model\n",
+    ]
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, min_tokens=NUM_TOKENS)
+    outputs = set[tuple[int, ...]]()
+    with LLM(str(checkpoint), dtype="float32", mm_processor_kwargs=CROPS) as llm:
+        for shift, text in enumerate(texts):
+            images = [*crops[shift:], *crops[:shift]]
+            prompt = {"prompt": text, "multi_modal_data": {"image": images}}
+            for kwargs in ({}, {"do_pan_and_scan": False}):
+                (output,) = llm.generate({**prompt, "mm_processor_kwargs": kwargs}, params, use_tqdm=False)
+                wanted = reference.generate(text, images, **{**CROPS, **kwargs})
+                assert (output.prompt_token_ids, output.outputs[0].token_ids) == wanted
+                outputs.add(tuple(wanted[1]))
+    assert len(outputs) > len(texts), "crops change no output"
+
+
+def test_crops_beyond_what_memory_was_planned_for_are_refused(checkpoint: Path) -> None:
+    """At once, with both numbers of embeddings."""
+    prompt = {"prompt": IMAGE, "multi_modal_data": {"image": make_image(*SIZES[0], 1)}, "mm_processor_kwargs": CROPS}
     with (
         LLM(str(checkpoint), dtype="float32") as llm,
-        pytest.raises(ProcessorKwargsError, match="do_pan_and_scan=True"),
+        pytest.raises(ProcessorKwargsError, match="48 embeddings, more than the 16 for which memory was planned"),
     ):
-        llm.generate(
-            {
-                "prompt": PROMPTS[0],
-                "multi_modal_data": {"image": images(PROMPTS[0])},
-                "mm_processor_kwargs": {"do_pan_and_scan": True},
-            },
-            use_tqdm=False,
-        )
+        llm.generate(prompt, use_tqdm=False)

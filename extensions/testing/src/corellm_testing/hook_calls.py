@@ -53,7 +53,9 @@ def hook_calls(subject: Subject, request: Request) -> Iterator[HookCall]:
     counts = {name: len(items) for name, items in request.media.items()}
     yield (
         "apply_hf_processor_tokens_only",
-        lambda: hooks.apply_hf_processor_tokens_only(token_ids=list(request.tokens), mm_counts=counts),
+        lambda: hooks.apply_hf_processor_tokens_only(
+            token_ids=list(request.tokens), mm_counts=counts, out_mm_kwargs={}
+        ),
     )
 
     def process() -> ProcessedPrompt:

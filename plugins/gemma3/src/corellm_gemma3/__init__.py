@@ -1,7 +1,7 @@
 """Gemma 3 for corellm: `Gemma3ForConditionalGeneration`.
 
-An image becomes 256 image tokens between markers and blank lines. Its tokens see each other; all else is causal. Most
-layers see a window of tokens.
+An image becomes 256 image tokens between markers and blank lines; where crops of it are asked for, they stand behind.
+Its tokens see each other; all else is causal. Most layers see a window of tokens.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from corellm.multimodal import (
     MultiModalKwargsItem,
     PromptReplacement,
     PromptUpdateDetails,
+    check_processor_kwargs,
     dummy_images,
     embedded_spans,
 )
@@ -31,6 +32,14 @@ __all__ = ["Gemma3"]
 
 _BLANK = 2
 """Line breaks that the processor puts before and behind an image."""
+_MIN_CROP, _MAX_CROPS = 256, 4
+"""The processor's own size of the smallest crop, and number of crops."""
+_WITH_CROPS = 4
+"""Dimensions of the pixels of an image with crops."""
+_ORIGINAL = "Here is the original image \n\n"
+_CROPS = "\n\n and here are some crops to help you see better \n\n"
+_BETWEEN = "\n\n \n\n"
+"""What it writes before an image that has crops, before the first, and before each other one."""
 
 
 class Gemma3:
@@ -38,16 +47,20 @@ class Gemma3:
 
     contract = 1
     supported_mm_limits = {"image": None}
-    mm_fields_config = {"pixel_values": MultiModalFieldConfig.batched("image")}  # [images, channels, height, width]
+    mm_fields_config = {"pixel_values": MultiModalFieldConfig.batched("image")}
 
     def __init__(self, context: ModelContext) -> None:
         self.context = context
 
     @hookimpl
     def get_dummy_mm_data(self, mm_counts: Mapping[str, int]) -> Mapping[str, Any]:
-        """Every image is resized to the tower's size, so all are equally large."""
-        size = self.context.hf_config.vision_config.image_size
-        return {"image": dummy_images(mm_counts.get("image", 0), width=size, height=size)}
+        """Every image is resized to the tower's size: the largest is the one that is cut into most crops."""
+        width = height = self.context.hf_config.vision_config.image_size
+        kwargs = self.context.kwargs_for("image")
+        if kwargs.get("do_pan_and_scan"):
+            height = kwargs.get("pan_and_scan_min_crop_size", _MIN_CROP)
+            width = height * max(2, kwargs.get("pan_and_scan_max_num_crops", _MAX_CROPS))
+        return {"image": dummy_images(mm_counts.get("image", 0), width=width, height=height)}
 
     @hookimpl
     def get_placeholder_str(self, modality: str) -> str | None:
@@ -55,46 +68,62 @@ class Gemma3:
         return str(self.context.tokenizer.boi_token) if modality == "image" else None
 
     @hookimpl
-    def call_hf_processor(self, mm_kwargs: Mapping[str, Any]) -> None:
-        """Refuse crops; the core calls the processor.
-
-        Raises:
-            ProcessorKwargsError: an image is to be cut into crops. Of these the processor writes a text, whose tokens
-                join those around it.
-        """
-        if mm_kwargs.get("do_pan_and_scan", self.context.hf_processor.image_processor.do_pan_and_scan):
-            raise ProcessorKwargsError(
-                "do_pan_and_scan=True adds crops of an image, and text about them that joins the text around it; "
-                "corellm-gemma3 takes images whole: set do_pan_and_scan=False, and send crops as images"
-            )
+    def call_hf_processor(
+        self, mm_data: Mapping[str, Sequence[Any]], mm_kwargs: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """Pixels of the one image, `[channels, height, width]`, or of it and its crops, `[1 + crops, ...]`; a list."""
+        processor = self.context.hf_processor
+        check_processor_kwargs(processor, mm_kwargs)
+        output = processor(
+            text=processor.tokenizer.boi_token, images=list(mm_data["image"]), return_tensors="pt", **mm_kwargs
+        )
+        pixels: Tensor = output["pixel_values"]
+        return {"pixel_values": [pixels if len(pixels) > 1 else pixels[0]]}
 
     # --- the prompt -------------------------------------------------------------------------------------------------
 
     @hookimpl
-    def apply_hf_processor_tokens_only(self, token_ids: list[int]) -> list[int]:
-        """Put a blank line before and behind each image; line breaks that are there already become longer tokens."""
+    def apply_hf_processor_tokens_only(
+        self, token_ids: list[int], out_mm_kwargs: Mapping[str, Sequence[MultiModalKwargsItem]]
+    ) -> list[int]:
+        """Put a blank line before and behind each image, and before one with crops what announces them.
+
+        Both join the text beside: line breaks that are there already become longer tokens.
+        """
         begin = self.context.tokenizer.boi_token_id
+        crops = iter([_num_crops(item) for item in out_mm_kwargs.get("image", ())])
         out: list[int] = []
-        run: list[int] = []  # tokens of line breaks since the last other token
-        added = 0  # line breaks to add to them
-
-        def close() -> None:
-            nonlocal added
-            count = added + sum(self._line_breaks[token] for token in run)
-            out.extend(self._encoded("\n" * count) if added else run)
-            run.clear()
-            added = 0
-
+        text: list[int] = []  # tokens since the last one that no text stands for
+        behind = 0  # line breaks to put before them
         for token in token_ids:
-            if token in self._line_breaks:
-                run.append(token)
+            if token not in self._apart:
+                text.append(token)
                 continue
-            added += _BLANK if token == begin else 0
-            close()
+            if token == begin and next(crops, 0):
+                out += self._encoded("\n" * behind + self._decoded(text) + _ORIGINAL)
+            else:
+                out += self._with_blanks(text, behind, _BLANK if token == begin else 0)
             out.append(token)
-            added = _BLANK if token == begin else 0
-        close()
-        return out
+            text, behind = [], _BLANK if token == begin else 0
+        return out + self._with_blanks(text, behind, 0)
+
+    def _with_blanks(self, text: list[int], before: int, behind: int) -> list[int]:
+        """Return a text's tokens with line breaks at its ends, which join those that are there."""
+        start = next((i for i, token in enumerate(text) if token not in self._line_breaks), len(text))
+        if start == len(text):
+            return self._joined(text, before + behind)
+        end = next(i for i in range(len(text), 0, -1) if text[i - 1] not in self._line_breaks)
+        return [*self._joined(text[:start], before), *text[start:end], *self._joined(text[end:], behind)]
+
+    def _joined(self, line_breaks: list[int], more: int) -> list[int]:
+        count = more + sum(self._line_breaks[token] for token in line_breaks)
+        return self._encoded("\n" * count) if more else line_breaks
+
+    @cached_property
+    def _apart(self) -> frozenset[int]:
+        """Special tokens: what is beside them joins nothing."""
+        known = self.context.tokenizer.added_tokens_decoder
+        return frozenset(token for token, text in known.items() if text.special)
 
     @cached_property
     def _line_breaks(self) -> Mapping[int, int]:
@@ -107,29 +136,37 @@ class Gemma3:
         return found
 
     def _encoded(self, text: str) -> list[int]:
-        return list(self.context.tokenizer(text, add_special_tokens=False)["input_ids"])
+        """Return a text's tokens, none of which is special."""
+        return list(self.context.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+
+    def _decoded(self, tokens: list[int]) -> str:
+        return str(self.context.tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
 
     @hookimpl
     def get_prompt_updates(
         self, mm_items: MultiModalItems, out_mm_kwargs: Mapping[str, Sequence[MultiModalKwargsItem]]
     ) -> list[PromptReplacement]:
-        """The token that begins an image is followed by its tokens, and by the one that ends it."""
+        """The token that begins an image is followed by its tokens, and the one that ends it; its crops come behind."""
         tokenizer = self.context.tokenizer
+
+        def whole(count: int) -> list[int]:
+            return [tokenizer.boi_token_id, *[tokenizer.image_token_id] * count, tokenizer.eoi_token_id]
 
         def replacement(index: int) -> PromptUpdateDetails:
             count = mm_items["image"].num_embeddings(index)
-            if count is None:
-                self._check_size(out_mm_kwargs["image"][index]["pixel_values"].data)
-                count = self.context.hf_processor.image_seq_length
-            return PromptUpdateDetails.select_token_id(
-                [tokenizer.boi_token_id, *[tokenizer.image_token_id] * count, tokenizer.eoi_token_id],
-                tokenizer.image_token_id,
-            )
+            if count is not None:
+                return PromptUpdateDetails.select_token_id(whole(count), tokenizer.image_token_id)
+            item = out_mm_kwargs["image"][index]
+            self._check_size(item["pixel_values"].data)
+            tokens = whole(self.context.hf_processor.image_seq_length)
+            for i in range(_num_crops(item)):
+                tokens += self._encoded(_BETWEEN if i else _CROPS) + whole(self.context.hf_processor.image_seq_length)
+            return PromptUpdateDetails.select_token_id(tokens, tokenizer.image_token_id)
 
         return [PromptReplacement("image", target=[tokenizer.boi_token_id], replacement=replacement)]
 
     def _check_size(self, pixels: Tensor) -> None:
-        """Refuse an image `[channels, height, width]` that the tower does not take.
+        """Refuse an image `[..., height, width]` that the tower does not take.
 
         Raises:
             ProcessorKwargsError: says which arguments to leave out.
@@ -149,7 +186,16 @@ class Gemma3:
     # --- the model --------------------------------------------------------------------------------------------------
 
     @hookimpl
-    def get_multimodal_embeddings(self, model: Any, mm_kwargs: Mapping[str, Any]) -> Tensor:
-        """Tower, pooling, projector: `[images, 256, hidden_size]`."""
-        features: Tensor = model.get_image_features(mm_kwargs["pixel_values"]).pooler_output
-        return features
+    def get_multimodal_embeddings(self, model: Any, mm_kwargs: Mapping[str, Any]) -> list[Tensor]:
+        """Tower, pooling, projector: 256 of each image, and of each of its crops."""
+        import torch
+
+        pixels = [one if one.dim() == _WITH_CROPS else one[None] for one in mm_kwargs["pixel_values"]]
+        features: Tensor = model.get_image_features(torch.cat(pixels)).pooler_output
+        return [own.flatten(0, 1) for own in features.split([len(one) for one in pixels])]
+
+
+def _num_crops(item: MultiModalKwargsItem) -> int:
+    """How many crops an image has; none where its embeddings were given."""
+    pixels = item["pixel_values"].data if "pixel_values" in item else None
+    return len(pixels) - 1 if pixels is not None and pixels.dim() == _WITH_CROPS else 0

@@ -339,9 +339,7 @@ def _own_tokens(subject: Subject, item: Sequence[Part]) -> tuple[list[str], list
     tokenizer = subject.context.tokenizer
     plain = Counter[int](tokenizer(text, add_special_tokens=False)["input_ids"])
     ids = tokenizer(text)["input_ids"]
-    hooked = subject.hooks.apply_hf_processor_tokens_only(
-        token_ids=list(ids), mm_counts={name: len(items) for name, items in media.items()}
-    )
+    hooked = subject.processor.unexpanded(ids, {name: len(items) for name, items in media.items()})
     processed = subject.process(text, media)
     taking = {
         token for token, takes in zip(processed.token_ids, subject.embed_mask(processed).tolist(), strict=True) if takes
