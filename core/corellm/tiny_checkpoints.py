@@ -153,9 +153,10 @@ def randomize_weights(model: Any, seed: int) -> None:
                 spread = 0.05 if tied else 0.5
             elif name.endswith("sinks"):
                 spread = 4.0  # beside the scores of many tokens
+            elif parameter.dim() == 2:
+                spread = 1.4 / parameter.shape[0 if id(parameter) in inputs_first else 1] ** 0.5
             else:
-                inputs = parameter.shape[0 if id(parameter) in inputs_first else -1]
-                spread = 1.4 / inputs**0.5 if parameter.dim() == 2 else 0.1
+                spread = 0.1
             parameter.copy_(torch.randn(parameter.shape, generator=generator, device=device) * spread)
     model.eval()
 

@@ -15,7 +15,8 @@ import transformers
 from numpy.typing import NDArray
 
 from corellm import LLM, SamplingParams
-from corellm.errors import MediaError, PromptError
+from corellm.errors import CheckpointError, MediaError, PromptError
+from corellm_transformers.processors import read_processor
 from corellm_transformers.tiny import make_tiny_checkpoint
 
 RATE, TOKENS = 16_000, 8
@@ -131,3 +132,35 @@ def test_what_its_encoder_does_not_read(
 ) -> None:
     with LLM(str(whisper(tmp_path)), dtype="float32") as llm, pytest.raises(error, match=said):
         llm.generate(dict(request_), use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    "architecture", ["MoonshineStreamingForConditionalGeneration", "Speech2TextForConditionalGeneration"]
+)
+def test_prompts_side_by_side_keep_their_positions(tmp_path: Path, architecture: str) -> None:
+    """Whose decoder adds positions to states, or counts tokens by their ids: each prompt has its own."""
+    path = make_tiny_checkpoint(tmp_path, architecture=architecture)
+    model = getattr(transformers, architecture).from_pretrained(path, dtype=torch.float32).eval()
+    processor = read_processor(path)
+    sounds = [sound(0), sound(1, 12_000), sound(2, 20_000)]
+    ours = answers(path, [("", audio) for audio in sounds], min_tokens=TOKENS)
+    for tokens, audio in zip(ours, sounds, strict=True):
+        tensors = processor(audio=audio, sampling_rate=RATE, return_tensors="pt")
+        theirs = model.generate(**tensors, max_new_tokens=TOKENS, min_new_tokens=TOKENS, do_sample=False)[0].tolist()
+        assert tokens == theirs[1:]
+    assert len({tuple(tokens) for tokens in ours}) == len(ours)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "said"),
+    [
+        ("Pix2StructForConditionalGeneration", "adds a bias for each pair of positions to its attention"),
+        ("T5Gemma2ForConditionalGeneration", "attends to its own tokens and to its encoder's states in one sum"),
+    ],
+)
+def test_attention_that_is_not_computed_is_refused_with_the_reason(
+    tmp_path: Path, architecture: str, said: str
+) -> None:
+    path = make_tiny_checkpoint(tmp_path, architecture=architecture)
+    with pytest.raises(CheckpointError, match=said):
+        LLM(str(path), dtype="float32")

@@ -117,10 +117,7 @@ class Reference:
             given["images"] = list(media["image"])
         if media.get("video"):
             given["videos"] = [frames for frames, _ in media["video"]]
-            given["video_metadata"] = [
-                {"total_num_frames": len(frames), "frames_indices": list(range(len(frames))), **copy.deepcopy(known)}
-                for frames, known in media["video"]
-            ]
+            given["video_metadata"] = [_metadata(len(frames), known) for frames, known in media["video"]]
             if any("frames_indices" in known for _, known in media["video"]):
                 given["do_sample_frames"] = False
         if media.get("audio"):
@@ -154,6 +151,14 @@ class Reference:
 
     def close(self) -> None:
         """Free the reference's resources; called once, at the end."""
+
+
+def _metadata(num_frames: int, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a video's metadata as a reader of files states them: with the sample of frames, and the duration."""
+    duration = num_frames / known["fps"] if known.get("fps") else None
+    sample = list(range(num_frames))
+    stated = {"total_num_frames": num_frames, "frames_indices": sample, "duration": duration}
+    return {**stated, **copy.deepcopy(dict(known))}
 
 
 def token_ids_of(output: Mapping[str, Any]) -> list[int]:

@@ -70,14 +70,25 @@ class Gemma3:
     @hookimpl
     def call_hf_processor(
         self, mm_data: Mapping[str, Sequence[Any]], mm_kwargs: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
-        """Pixels of the one image, `[channels, height, width]`, or of it and its crops, `[1 + crops, ...]`; a list."""
+    ) -> Mapping[str, Any] | None:
+        """Pixels of the one image with its crops, `[1 + crops, channels, height, width]`, where they are asked for.
+
+        As a list of one, without the dimension if there are none; the core calls the processor for an image alone.
+
+        Raises:
+            ProcessorKwargsError: the processor does not take the arguments.
+        """
+        if not mm_kwargs.get("do_pan_and_scan"):
+            return None
         processor = self.context.hf_processor
         check_processor_kwargs(processor, mm_kwargs)
-        output = processor(
-            text=processor.tokenizer.boi_token, images=list(mm_data["image"]), return_tensors="pt", **mm_kwargs
-        )
-        pixels: Tensor = output["pixel_values"]
+        text, images = processor.tokenizer.boi_token, list(mm_data["image"])
+        try:
+            pixels: Tensor = processor(text=text, images=images, return_tensors="pt", **mm_kwargs)["pixel_values"]
+        except (TypeError, ValueError) as error:
+            raise ProcessorKwargsError(
+                f"mm_processor_kwargs: {dict(mm_kwargs)} does not fit this image ({error})", got=dict(mm_kwargs)
+            ) from error
         return {"pixel_values": [pixels if len(pixels) > 1 else pixels[0]]}
 
     # --- the prompt -------------------------------------------------------------------------------------------------

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = ["TransformersModel"]
 
+_SOUND = ("load_audio_from_video", "use_audio_in_video")
+"""Arguments by which processors read the sound inside a video's file."""
+
 
 class TransformersModel:
     """A multimodal language model of transformers."""
@@ -125,6 +128,12 @@ class TransformersModel:
         """
         ((modality, (item,)),) = mm_data.items()
         check_processor_kwargs(self.context.hf_processor, mm_kwargs)
+        if sound := sorted(name for name in _SOUND if mm_kwargs.get(name)):
+            raise ProcessorKwargsError(
+                f"mm_processor_kwargs: {sound[0]} is not supported, as a video's item is its frames; leave it out, and "
+                "send the sound as an audio item beside the video",
+                got=dict(mm_kwargs),
+            )
         check_sizes(self.context.hf_processor, modality, self.context.kwargs_for(modality), mm_kwargs)
         try:
             tensors, tokens = self._family.process(modality, item, mm_kwargs)

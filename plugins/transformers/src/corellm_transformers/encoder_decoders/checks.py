@@ -15,7 +15,15 @@ from corellm.errors import CheckpointError, ContractError
 from corellm_transformers.encoder_decoders.items import Items
 from corellm_transformers.encoder_decoders.outline import Outline
 from corellm_transformers.encoder_decoders.passing import hand_on
-from corellm_transformers.encoder_decoders.reading import embeddings_given, logits_of, share_embeddings, states_given
+from corellm_transformers.encoder_decoders.positions import count_by_place
+from corellm_transformers.encoder_decoders.prepared import prepared, take_prepared
+from corellm_transformers.encoder_decoders.reading import (
+    STATES,
+    embeddings_given,
+    logits_of,
+    share_embeddings,
+    states_given,
+)
 from corellm_transformers.family import needs_plugin
 from corellm_transformers.small_items import turned
 
@@ -46,6 +54,8 @@ class Reader:
             self._check_embeddings()
             hand_on(decoder)
             self._makes_logits_alone = self._has_plain_output_layer()
+            if self._prepares:
+                take_prepared(decoder, self._width)
         except (ContractError, ValueError, TypeError, LookupError, RuntimeError, AttributeError) as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             raise self._refused(f"cannot be run up to its decoder ({reason})") from error
@@ -55,6 +65,11 @@ class Reader:
 
     def states(self, tensors: dict[str, Any]) -> Tensor:
         """Return the states of an item, `[num_states, hidden_size]`."""
+        own = self._encoded(tensors)
+        return prepared(self._decoder, own) if self._prepares else own
+
+    def _encoded(self, tensors: dict[str, Any]) -> Tensor:
+        """Return the states that the decoder is given."""
         given = {name: self._on_device(value) for name, value in tensors.items()}
         return states_given(self._model, self._decoder, given)
 
@@ -83,13 +98,14 @@ class Reader:
         made = []
         for item in (items.small(), turned(items.small()), items.small(1)):
             tensors = items.process(item, {})
-            made.append(self.states(tensors))
-            counted, width = outline.states(tensors)
-            if made[-1].shape != (counted, width):
+            made.append(self._encoded(tensors))
+            if made[-1].shape != (counted := outline.states(tensors)):
                 raise self._refused(
-                    f"makes {len(made[-1])} states of an item for which its shape says {counted}, as where some are "
+                    f"makes {len(made[-1])} states of an item for which its shape says {counted[0]}, as where some are "
                     "masked"
                 )
+        self._width = made[0].shape[-1]
+        self._prepares = prepared(self._decoder, made[0]) is not made[0]
         if torch.equal(made[0], made[1]):
             raise self._refused("gives two different items the same states")
 
@@ -99,7 +115,9 @@ class Reader:
         ids = some.long()
         positions = torch.arange(_NUM_TOKENS, device=self._device)[None]
         more = {"position_ids": positions} if "position_ids" in signature(self._decoder.forward).parameters else {}
-        theirs = embeddings_given(self._decoder, input_ids=ids[None])
+        more[STATES] = self._model.get_input_embeddings().weight.new_zeros(1, 1, self._width)
+        theirs = embeddings_given(self._decoder, input_ids=ids[None], **{STATES: more[STATES].clone()})
+        count_by_place(self._decoder, self.text)
         try:
             embeddings_given(self._decoder, inputs_embeds=self.text(ids)[None], **more)
         except (AttributeError, TypeError, ValueError) as error:

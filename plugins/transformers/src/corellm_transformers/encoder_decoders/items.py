@@ -5,8 +5,13 @@ Found by processing small items. Knows processors; knows no model, and not how m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property, partial
+from inspect import signature
+from typing import Any, cast
+
+from torch import Tensor
+from transformers import ProcessorMixin
 
 from corellm.errors import MediaError
 from corellm.hookspecs import ModelContext
@@ -56,8 +61,19 @@ class Items:
         if self.modality == "audio":
             self._check_length(item, kwargs)
             media["sampling_rate"] = self.sampling_rate
-        output = self.processor(**{**kwargs, **media}, return_tensors="pt")
-        return {name: value for name, value in output.items() if name not in _OF_TEXT and value is not None}
+        output = self._call(**{**kwargs, **media}, return_tensors="pt")
+        return {name: value for name, value in output.items() if name not in _OF_TEXT and isinstance(value, Tensor)}
+
+    @cached_property
+    def _call(self) -> Callable[..., Mapping[str, Any]]:
+        """The processor, without what it does about text if it must be told about that (the language)."""
+        parameters = signature(type(self.processor).__call__).parameters.values()
+        must_be_told = {
+            one.name for one in parameters if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
+        }
+        if must_be_told <= {"self", *ARGUMENT.values()}:
+            return cast("Callable[..., Mapping[str, Any]]", self.processor)
+        return partial(ProcessorMixin.__call__, self.processor)
 
     def _check_length(self, samples: Any, kwargs: Mapping[str, Any]) -> None:
         longest = self.longest
@@ -72,8 +88,10 @@ class Items:
 
     @property
     def longest(self) -> int | None:
-        """The samples that the feature extractor pads audio to, and cuts it at; None where it does neither."""
-        return getattr(self.processor.feature_extractor, "n_samples", None)
+        """The samples behind which the feature extractor cuts audio, or begins a piece; None where it does not."""
+        part = self.processor.feature_extractor
+        seconds = getattr(part, "max_audio_clip_s", None)
+        return getattr(part, "n_samples", None) if seconds is None else int(seconds * self.sampling_rate)
 
     @property
     def sampling_rate(self) -> int:

@@ -23,7 +23,8 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 from corellm.errors import CheckpointError
 from corellm.hookspecs import ModelContext
 from corellm.modelling import text_decoder, transformers_class
-from corellm_transformers.encoder_decoders.reading import Encoded, share_embeddings, states_given
+from corellm_transformers.encoder_decoders.reading import Encoded, layers_of, share_embeddings, states_given
+from corellm_transformers.family import needs_plugin
 
 _MOST_SHAPES = 1024
 """Shapes of items whose states are remembered: audio may have any length."""
@@ -50,6 +51,9 @@ class Outline:
 
     Args:
         context: of the model.
+
+    Raises:
+        CheckpointError: its decoder attends in a way that the engine does not compute; says in which.
     """
 
     def __init__(self, context: ModelContext) -> None:
@@ -61,20 +65,17 @@ class Outline:
             self._model.generation_config = GenerationConfig.from_pretrained(context.model_path)
         self._decoder = text_decoder(model, config)
         share_embeddings(model, self._decoder)
+        _check_attention(self._decoder)
         self._counted = lru_cache(_MOST_SHAPES)(self._count)
         self._counting = threading.Lock()
 
     def states(self, tensors: Mapping[str, Any]) -> tuple[int, int]:
         """Return how many states the encoder makes of an item's tensors, and their width; by shapes alone."""
-        shapes = tuple(
-            (name, value.shape, value.dtype)
-            for name, value in sorted(tensors.items())
-            if isinstance(value, Tensor) and "mask" not in name
-        )
+        shapes = _unmasked(tensors)
         with self._counting:
             return self._counted(shapes)
 
-    def _count(self, shapes: tuple[tuple[str, torch.Size, torch.dtype], ...]) -> tuple[int, int]:
+    def _count(self, shapes: _Shapes) -> tuple[int, int]:
         given = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape, dtype in shapes}
         made = states_given(self._model, self._decoder, given)
         return made.shape[0], made.shape[1]
@@ -160,6 +161,40 @@ class Outline:
             **{name: tensors[name]}, **told,
             logits_processor=[watch], max_new_tokens=_STEPS, do_sample=False, use_cache=False,
         )  # fmt: skip
+
+
+def _check_attention(decoder: nn.Module) -> None:
+    """Refuse biases of positions, and attention to tokens and states at once, before anything else fails of them.
+
+    Raises:
+        CheckpointError: says which.
+    """
+    reason = ""
+    if any(hasattr(part, "relative_attention_bias") for part in decoder.modules()):
+        reason = "adds a bias for each pair of positions to its attention"
+    elif all(sum(hasattr(part, "layer_idx") for part in layer.children()) == 1 for layer in layers_of(decoder)):
+        reason = "attends to its own tokens and to its encoder's states in one sum, in each layer"
+    if reason:
+        raise needs_plugin(f"{type(decoder).__name__} {reason}, which corellm does not compute", None)
+
+
+_Shapes = tuple[tuple[str, torch.Size, torch.dtype], ...]
+
+
+def _unmasked(tensors: Mapping[str, Any]) -> _Shapes:
+    """Return name, shape and type of an item's tensors beside masks, as if it ended before what is masked.
+
+    Of a shorter item there are as many states as are left of a longer one's that is masked behind that.
+    """
+    given = [(name, value) for name, value in sorted(tensors.items()) if isinstance(value, Tensor)]
+    masks = [value for name, value in given if "mask" in name and value.dim() == 2]
+    lengths = {mask.shape[-1]: int(mask.sum()) for mask in masks}
+
+    def shortened(shape: torch.Size) -> torch.Size:
+        at = next((i for i, size in enumerate(shape) if i and size in lengths), None)
+        return shape if at is None else torch.Size([*shape[:at], lengths[shape[at]], *shape[at + 1 :]])
+
+    return tuple((name, shortened(value.shape), value.dtype) for name, value in given if "mask" not in name)
 
 
 class _Watch(LogitsProcessor):  # type: ignore[misc]  # transformers has no types

@@ -16,7 +16,7 @@ from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPa
 
 from corellm.errors import ContractError
 
-_STATES, _MASK = "encoder_hidden_states", "encoder_attention_mask"
+STATES, _MASK = "encoder_hidden_states", "encoder_attention_mask"
 """What a decoder is given of its encoder."""
 
 
@@ -57,9 +57,9 @@ def states_given(model: Any, decoder: nn.Module, tensors: Mapping[str, Any]) -> 
     table = model.get_input_embeddings().weight
     embeds = torch.zeros(1, 1, table.shape[-1], dtype=table.dtype, device=table.device)
     given = arguments_given(model, decoder, **tensors, decoder_inputs_embeds=embeds)
-    states, mask = given.get(_STATES), given.get(_MASK)
+    states, mask = given.get(STATES), given.get(_MASK)
     if not isinstance(states, Tensor) or states.dim() != 3:
-        raise ContractError(f"{type(model).__name__} gives its decoder no {_STATES}")
+        raise ContractError(f"{type(model).__name__} gives its decoder no {STATES}")
     return states[0] if mask is None else states[0][mask.view(-1).bool()]
 
 
@@ -70,14 +70,23 @@ def embeddings_given(decoder: nn.Module, **inputs: Tensor) -> Tensor:
     Raises:
         ContractError: it has no layers, or gives them something else.
     """
-    layers = next((part for part in decoder.children() if isinstance(part, nn.ModuleList)), None)
-    if layers is None:
-        raise ContractError(f"{type(decoder).__name__} has no layers")
-    given = arguments_given(decoder, layers[0], **inputs)
+    given = arguments_given(decoder, layers_of(decoder)[0], **inputs)
     hidden = given.get("hidden_states", given.get("0"))
     if not isinstance(hidden, Tensor):
         raise ContractError(f"{type(decoder).__name__} gives its first layer no hidden_states")
     return hidden[0]
+
+
+def layers_of(decoder: nn.Module) -> nn.ModuleList:
+    """Return a decoder's layers.
+
+    Raises:
+        ContractError: it has none.
+    """
+    layers = next((part for part in decoder.children() if isinstance(part, nn.ModuleList)), None)
+    if layers is None:
+        raise ContractError(f"{type(decoder).__name__} has no layers")
+    return layers
 
 
 def logits_of(model: Any, decoder: nn.Module, hidden: Tensor) -> Tensor:

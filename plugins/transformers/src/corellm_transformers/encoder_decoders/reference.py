@@ -6,6 +6,7 @@ Nothing of the adapter is used here: a prompt's tokens and outputs are made by p
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import signature
 from typing import Any
 
 import torch
@@ -55,7 +56,8 @@ def _num_states(model: Any, tensors: Mapping[str, Any]) -> int:
     seen: list[int] = []
 
     def note(_: Any, places: Any, arguments: Mapping[str, Any]) -> None:
-        seen.append(arguments["encoder_hidden_states"].shape[1])
+        states, mask = arguments["encoder_hidden_states"], arguments.get("encoder_attention_mask")
+        seen.append(states.shape[1] if mask is None else int(mask.sum()))
 
     handle = model.get_decoder().register_forward_pre_hook(note, with_kwargs=True)
     model.generate(**tensors, max_new_tokens=1)
@@ -68,7 +70,10 @@ def _tensors(reference: Reference, media: Media, kwargs: Mapping[str, Any]) -> d
     given: dict[str, Any] = {"image": {"images": item}}.get(modality, {"audio": item})
     if modality == "audio":
         given["sampling_rate"] = reference.processor.feature_extractor.sampling_rate
-    return dict(reference.processor(**given, **kwargs, return_tensors="pt"))
+    if "language" in signature(reference.processor.__call__).parameters:  # for the decoder's tokens, left out below
+        given["language"] = "en"
+    output = reference.processor(**given, **kwargs, return_tensors="pt")
+    return {name: value for name, value in output.items() if name not in ("decoder_input_ids", "audio_chunk_index")}
 
 
 def _tokens(reference: Reference, text: str) -> list[int]:

@@ -13,6 +13,13 @@ _WHISPER = (
     "<|notimestamps|>", *(f"<|{step / 50:.2f}|>" for step in range(101)),
 )  # fmt: skip
 """As in published vocabularies: behind the text's tokens the one that ends it, and last the times."""
+_COHERE = tuple(
+    f"<|{name}|>"
+    for name in (
+        "startofcontext", "startoftranscript", "emo:undefined", "en", "de", "pnc", "nopnc", "noitn", "notimestamp",
+        "nodiarize",
+    )
+)  # fmt: skip
 _START = {"decoder_start_token_id": "</s>"}
 
 ENCODER_DECODERS: dict[str, Kind] = {
@@ -49,7 +56,21 @@ ENCODER_DECODERS: dict[str, Kind] = {
         audio={"feature_size": 16, "num_mel_bins": 16},
         generation=_START,
     ),
-    "CanaryForConditionalGeneration": Kind(audio={"feature_size": 128}, generation=_START),
+    "CanaryForConditionalGeneration": Kind(
+        feature_extractor="ParakeetFeatureExtractor", audio={"feature_size": 128}, generation=_START
+    ),
+    "CohereAsrForConditionalGeneration": Kind(
+        more_tokens=("▁", *_COHERE), audio={"feature_size": 128}, generation=_START
+    ),
+    "MoonshineStreamingForConditionalGeneration": Kind(
+        feature_extractor="Wav2Vec2FeatureExtractor",
+        config={
+            "encoder_config": {"sliding_windows": [[16, 4], [16, 0]]},
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 4096,  # of states, too
+        },
+        generation=_START,
+    ),
     "VisionEncoderDecoderModel": Kind(
         config={
             "encoder": {

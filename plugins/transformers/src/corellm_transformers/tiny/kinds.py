@@ -138,6 +138,15 @@ _INKLING2_TEXT = {
     "n_layers_per_attn_res_block": 1,
 }
 
+_MINICPM = Kind(
+    config={"insert_layer_id": 0},
+    parts={"scale_resolution": 112, "slice_mode": False},  # transformers' model takes slices of one size only
+    tokens={
+        name: f"<{name}>"
+        for name in ("slice_start_token", "slice_end_token", "image_id_start_token", "image_id_end_token")
+    },
+)
+
 KINDS: Mapping[str, Kind] = {
     "Apertus1p5ForConditionalGeneration": Kind(
         config={
@@ -377,13 +386,10 @@ KINDS: Mapping[str, Kind] = {
         more_tokens=_OVIS,
         token_ids={"image_token_id": "<IMG_ATOM>", "visual_indicator_token_ids": (_OVIS[0], *_OVIS[2:])},
     ),
-    "MiniCPMV4_6ForConditionalGeneration": Kind(
-        config={"insert_layer_id": 0},
-        parts={"scale_resolution": 112, "slice_mode": False},  # transformers' model takes slices of one size only
-        tokens={
-            name: f"<{name}>"
-            for name in ("slice_start_token", "slice_end_token", "image_id_start_token", "image_id_end_token")
-        },
+    "MiniCPMV4_6ForConditionalGeneration": _MINICPM,
+    "MiniCPMV4_7ForConditionalGeneration": _MINICPM,
+    "MiniCPMOcrForConditionalGeneration": replace(
+        _MINICPM, config={"insert_layer_id": 0, "text_config": {"max_position_embeddings": 4096}}, seed=1
     ),
     "Mistral3ForConditionalGeneration": _MISTRAL3,
     "MllamaForConditionalGeneration": Kind(
