@@ -202,7 +202,7 @@ class Gemma3:
         import torch
 
         pixels = [one if one.dim() == _WITH_CROPS else one[None] for one in mm_kwargs["pixel_values"]]
-        features: Tensor = model.get_image_features(torch.cat(pixels)).pooler_output
+        features = model.get_image_features(torch.cat(pixels)).pooler_output  # [images and crops, 256, width]
         return [own.flatten(0, 1) for own in features.split([len(one) for one in pixels])]
 
 
