@@ -7,6 +7,7 @@ Its tokens see each other; all else is causal. Most layers see a window of token
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -131,10 +132,10 @@ class Gemma3:
         return self._encoded("\n" * count) if more else line_breaks
 
     @cached_property
-    def _apart(self) -> frozenset[int]:
-        """Special tokens: what is beside them joins nothing."""
+    def _apart(self) -> Mapping[int, str]:
+        """Special tokens, and how they are written: what is beside them joins nothing."""
         known = self.context.tokenizer.added_tokens_decoder
-        return frozenset(token for token, text in known.items() if text.special)
+        return {token: text.content for token, text in known.items() if text.special}
 
     @cached_property
     def _line_breaks(self) -> Mapping[int, int]:
@@ -148,7 +149,19 @@ class Gemma3:
 
     def _encoded(self, text: str) -> list[int]:
         """Return a text's tokens, none of which is special."""
-        return list(self.context.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+        typed = any(special in text for special in self._apart.values())
+        tokenizer = self._splitting if typed else self.context.tokenizer
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    @cached_property
+    def _splitting(self) -> Any:
+        """A tokenizer that takes what looks like a special token as text.
+
+        A copy: an argument of the call would change the tokenizer for other threads, too.
+        """
+        copy = deepcopy(self.context.tokenizer)
+        copy.split_special_tokens = True
+        return copy
 
     def _decoded(self, tokens: list[int]) -> str:
         return str(self.context.tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
