@@ -142,6 +142,18 @@ def test_crops_are_those_of_transformers(checkpoint: Path) -> None:
     assert len(outputs) > len(texts), "crops change no output"
 
 
+def test_what_users_write_stays_text_beside_crops(checkpoint: Path) -> None:
+    """The words about crops join the text before an image: a mark of an image in it is no image."""
+    image = make_image(*SIZES[0], 1)
+    parts = [{"type": "text", "text": f"a {IMAGE} b"}, {"type": "image", "image": image}]
+    with LLM(str(checkpoint), dtype="float32", mm_processor_kwargs=CROPS) as llm:
+        (output,) = llm.chat([{"role": "user", "content": parts}], SamplingParams(max_tokens=1), use_tqdm=False)
+        tokenizer = llm.engine.context.tokenizer
+        tokens = output.prompt_token_ids
+        assert tokens.count(tokenizer.boi_token_id) == 3, "an image and two crops"
+        assert f"a {IMAGE} b" in tokenizer.decode(tokens[: tokens.index(tokenizer.boi_token_id)])
+
+
 def test_crops_beyond_what_memory_was_planned_for_are_refused(checkpoint: Path) -> None:
     """At once, with both numbers of embeddings."""
     prompt = {"prompt": IMAGE, "multi_modal_data": {"image": make_image(*SIZES[0], 1)}, "mm_processor_kwargs": CROPS}
