@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from corellm.engine.process.channel import MAX_MESSAGE_BYTES, Channel
 from corellm.engine.process.codec import RequestCodec
 from corellm.engine.process.engine_main import EngineLoop
 from corellm.engine.process.faults import Fault, to_error, to_fault
+from corellm.engine.process.link import EngineLink
 from corellm.engine.process.messages import Delta, Outputs
 from corellm.engine.process.remote_engine import RemoteEngine
 from corellm.engine.process.tensors import TensorMemory, map_memory, restore
@@ -43,6 +45,22 @@ def channels() -> Iterator[tuple[Channel, Channel]]:
     yield ends[0], ends[1]
     for channel in ends:
         channel.close()
+
+
+class Ending(dict[str, Any]):
+    """Requests of which one ends, in another thread, as soon as it was looked for."""
+
+    def __contains__(self, name: object) -> bool:
+        return self.pop(name, None) is not None  # type: ignore[call-overload, no-any-return]
+
+
+def test_a_request_that_ends_while_it_is_aborted(channels: tuple[Channel, Channel]) -> None:
+    """The thread that reads outputs may take it at any moment: that is no error, which would end the engine."""
+    link = EngineLink.__new__(EngineLink)
+    link._process, link._requests = SimpleNamespace(channel=channels[0]), Ending(a=object())  # type: ignore[assignment]
+    link.abort_request("a", silently=True)
+    link.abort_request("a", silently=True)
+    assert not link._requests
 
 
 @st.composite

@@ -175,9 +175,9 @@ class EngineLink:
 
     def abort_request(self, request_id: str, *, silently: bool) -> None:
         """End a request now, if there is one of this id; of a process that ended, there is nothing to end."""
-        if request_id in self._requests:
-            if silently:
-                del self._requests[request_id]
+        # at any moment the thread that reads may find that it has finished
+        request = self._requests.pop(request_id, None) if silently else self._requests.get(request_id)
+        if request is not None:
             with contextlib.suppress(EngineDeadError):
                 self._send(messages.encode(Abort(request_id, silently)))
 
