@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,10 @@ def test_short_audio_without_times_is_asked_for_as_before(llm: LLM) -> None:
     assert found_by(llm, chirps(3, 3), times=False).segments
 
 
-@pytest.mark.parametrize("window", [[0, 0, 0.0], [9, 10, 0.0], [0, 201, 0.0], [-1, 5, 0.0], ["a"], 3, [0, 101, 0.0]])
+@pytest.mark.parametrize(
+    "window",
+    [[0, 0, 0.0], [9, 10, 0.0], [0, 201, 0.0], [-1, 5, 0.0], ["a"], 3, [0, 101, 0.0], [0, 9, nan], [0, 9, 1e300]],
+)
 def test_windows_that_there_are_not(llm: LLM, window: Any) -> None:
     """An item's processor argument is checked against its samples."""
     prompt = {
@@ -141,8 +145,11 @@ def test_what_is_wrong_is_named(llm: LLM) -> None:
     with pytest.raises(PromptError, match=r"<\|1\.00\|>"):
         found_by(llm, chirps(1, 0), prompt="one <|1.00|> two")
     prompt = {"prompt": "", "multi_modal_data": {"audio": (chirps(1, 0), RATE)}}
-    with pytest.raises(InvalidParameterError, match="speech-times takes"):
-        llm.generate(prompt, SamplingParams(logits_processors=["speech-times"]), use_tqdm=False)
+    rules = {"zero": 9, "without": 8, "end": 7, "most_first": None}
+    for wrong in ({}, {**rules, "end": None}, {**rules, "zero": 0}, {**rules, "without": 10**9}, {**rules, "more": 1}):
+        params = SamplingParams(logits_processors=[{"name": "speech-times", "arguments": wrong}])
+        with pytest.raises(InvalidParameterError, match="speech-times takes"):
+            llm.generate(prompt, params, use_tqdm=False)
 
 
 def test_a_model_without_times_reads_pieces(tmp_path: Path) -> None:

@@ -45,8 +45,9 @@ class TimeOrder(BatchedLogitsProcessor):
             InvalidParameterError: the arguments are others than a model's.
         """
         names = {"zero", "without", "end", "most_first"}
-        values = [value for value in arguments.values() if value is not None]
-        if arguments.keys() != names or any(type(value) is not int or not 0 <= value < vocab_size for value in values):
+        values = [value for name, value in arguments.items() if name != "most_first" or value is not None]
+        are_tokens = all(type(value) is int and 0 <= value < vocab_size for value in values)
+        if arguments.keys() != names or not are_tokens or not arguments["zero"]:  # there is text below it
             raise InvalidParameterError(
                 f"logits_processors: speech-times takes {', '.join(sorted(names))}, token ids below {vocab_size}; got "
                 f"{dict(arguments)!r:.100}; LLM.transcribe gives them",

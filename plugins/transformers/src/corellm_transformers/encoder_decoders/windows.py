@@ -23,6 +23,8 @@ ARGUMENT = "window"
 """The processor argument of an item that is a window: `[frames before it, frames of it, floor]`."""
 _RANGE = 2.0
 """How far values of a spectrogram may be below the highest; lower ones are raised."""
+_HIGHEST = 1e6
+"""No value of a spectrogram is as far from 0; greater ones would become infinite in an encoder."""
 _RAISED = 1e-4
 """Most that a value may differ from that of the whole."""
 
@@ -65,7 +67,7 @@ class Spectrograms:
         except (TypeError, ValueError, LookupError, OverflowError):
             before, frames, floor = -1, 0, 0.0
         most = min(self.window_frames, len(samples) // self.hop - before)
-        if not (0 <= before <= self.margin and 0 < frames <= most):
+        if not (0 <= before <= self.margin and 0 < frames <= most and abs(floor) <= _HIGHEST):
             raise ProcessorKwargsError(
                 f"{ARGUMENT} must be [frames before, frames, floor], at most {self.margin} and {most} frames; "
                 f"got {given!r:.100}",
