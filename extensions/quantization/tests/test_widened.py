@@ -193,5 +193,8 @@ def test_broken_tensors_are_refused_by_the_layers_name(tiny_llava: Path, tmp_pat
     refused("NVFP4", "weight_global_scale", lambda _: None, "lacks 'weight_global_scale'")
     state = "weight.quant_state.bitsandbytes__nf4"
     refused("NF4", state, lambda _: torch.tensor([123, 0], dtype=torch.uint8), "its quant_state is not what")
+    told = b'{"shape": [64, 64], "blocksize": 0}'
+    refused("NF4", state, lambda _: torch.tensor([*told], dtype=torch.uint8), "blocks of 0 values")
     refused("NF4", "weight", lambda weight: weight[:-8].clone(), r"values of a weight \(")
+    refused("FP8, rows", "weight", lambda weight: weight.flatten(), "zip")
     refused("W8A8", "weight", lambda weight: weight.float(), "weights of torch.float32; integers of 8 bits")

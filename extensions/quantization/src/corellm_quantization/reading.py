@@ -128,7 +128,7 @@ def _layer(name: str, tensors: _PublishedLinear, read: Read) -> GroupedLinear | 
             raise CheckpointError(f"a weight {found}, expected {shape}")
     except KeyError as error:
         raise CheckpointError(f"{name}: the checkpoint lacks {error}; download all files") from error
-    except (CheckpointError, RuntimeError, IndexError) as error:
+    except (CheckpointError, RuntimeError, IndexError, ValueError) as error:  # of torch, for tensors of other shapes
         raise CheckpointError(f"{name}: {error}") from error
     bias = None if "bias" not in given else given["bias"].to(tensors.dtype)
     if not isinstance(weight, Tensor):

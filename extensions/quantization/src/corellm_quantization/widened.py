@@ -47,7 +47,9 @@ def bitsandbytes_4_bits(tensors: Tensors) -> Tensor:
         state = json.loads(bytes(tensors["weight_quant_state"].tolist()))
         shape, block = tuple(map(int, state["shape"])), int(state["blocksize"])
         nested = (int(state["nested_blocksize"]), float(state["nested_offset"])) if "nested_offset" in state else None
-    except (ValueError, KeyError, TypeError) as error:
+        if block < 1 or (nested is not None and nested[0] < 1):
+            raise ValueError(f"blocks of {block} values, their scales in {nested}")
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise CheckpointError(f"its quant_state is not what bitsandbytes writes: {error!r:.200}") from error
     scales = tensors["weight_absmax"]
     if nested is not None:
