@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,12 +21,13 @@ import httpx
 import openai
 import pytest
 
-from corellm.errors import ConfigError, EngineDeadError
+from corellm.errors import AbsentMethodError, ConfigError, EngineDeadError
 from corellm.system.log_format import JsonFormatter
 from corellm_server.batch import running as running_module
 from corellm_server.batch.input_file import BatchRequest
 from corellm_server.data_parallel.client import DataParallelLLM
 from corellm_server.data_parallel.division import devices_of, in_order, shares_of
+from corellm_server.data_parallel.group import pause
 from corellm_server.errors import ApiError
 from corellm_server.watchdog import Watchdog
 from extensions.server.tests.command import CHAT
@@ -194,8 +196,15 @@ def test_an_engine_that_hangs_is_started_again(both: Running, monkeypatch: pytes
     wait_until(lambda: len(engines(both).pids) == 2)
 
 
+def test_engines_do_not_write_one_trace(both: Running) -> None:
+    with pytest.raises(AbsentMethodError, match="a trace is of one engine"):
+        asyncio.run(engines(both).start_profile())
+
+
 def test_all_engines_sleep_and_none_is_started_again_then(both: Running) -> None:
     """A new one would be awake, or have other weights: the server ends as one with one engine does."""
+    assert both.post("/sleep?level=3").status_code == 400  # which is no sleep
+    assert not engines(both).group.num_changes
     assert both.post("/sleep").status_code == 200
     assert metrics_of(both, "is_sleeping") == {"0": 1, "1": 1}
     with ThreadPoolExecutor(1) as pool:
@@ -222,6 +231,13 @@ def test_a_batch_gives_a_request_to_another_engine(monkeypatch: pytest.MonkeyPat
     with pytest.raises(EngineDeadError, match="it was killed"):
         asyncio.run(running_module.finish(None, client, BatchRequest(1, "a", "/v1/completions", b"{}")))  # type: ignore[arg-type]
     assert codes == ["engine_lost"]
+
+
+def test_an_engine_that_ends_soon_is_always_tried_again() -> None:
+    """Less and less often, but within a minute; at once, if it served for a while."""
+    pauses = list(accumulate(range(9), lambda waited, _: pause(5.0, waited), initial=0.0))
+    assert pauses == [0, 1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert pause(100.0, 60.0) == 0
 
 
 def test_lines_of_the_log_say_the_engine() -> None:

@@ -9,7 +9,7 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from corellm.config import EngineConfig
-from corellm.errors import EngineLostError, InvalidParameterError
+from corellm.errors import AbsentMethodError, EngineLostError, InvalidParameterError
 from corellm.serving import (
     Metric,
     ProcessLLM,
@@ -117,10 +117,22 @@ class DataParallelLLM(ProcessLLM):
         async def changing(*arguments: Any, **named: Any) -> None:
             if len(self.pids) < self._size:
                 raise EngineLostError("an engine is being started again; ask once all serve")
-            self.group.may_start_again = False
-            await call(*arguments, **named)
+            self.group.num_changes += 1
+            try:
+                await call(*arguments, **named)
+            except InvalidParameterError:  # nothing was changed
+                self.group.num_changes -= 1
+                raise
 
         return changing
+
+    async def start_profile(self, trace_file: str | os.PathLike[str] | None = None) -> None:
+        """Refuse: all engines would write the same file.
+
+        Raises:
+            AbsentMethodError: always.
+        """
+        raise AbsentMethodError("start_profile: a trace is of one engine, and here are several; use ProcessLLM")
 
     async def reset_prefix_cache(self) -> bool:
         """As `LLM.reset_prefix_cache`; False if an engine has requests in flight."""

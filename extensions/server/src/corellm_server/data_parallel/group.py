@@ -26,8 +26,19 @@ logger = logging.getLogger(__name__)
 SILENT_SECONDS = 10.0
 """An engine without a sign of life for so long gets no new requests while there are others."""
 _STEADY_SECONDS = 60.0
-"""An engine that lived so long is started again at once; each other time takes twice as long as the one before."""
+"""An engine that lived so long is started again at once; each other time takes twice as long as the one before, and as
+long as this at most."""
 _LOOK_SECONDS = 0.5
+
+
+def pause(lived: float, waited: float) -> float:
+    """Return for how many seconds an engine that ended is not started again.
+
+    Args:
+        lived: seconds that it served.
+        waited: seconds before it was started.
+    """
+    return 0.0 if lived >= _STEADY_SECONDS else min(_STEADY_SECONDS, max(1.0, 2 * waited))
 
 
 class EngineGroup:
@@ -45,9 +56,9 @@ class EngineGroup:
     ) -> None:
         self._engine_args, self._shares, self._devices = engine_args, shares, devices
         self._hang_timeout = hang_timeout
-        self.may_start_again = True
-        """Not after the engines were given other weights, or put to sleep: a new one would have what the others have
-        not."""
+        self.num_changes = 0
+        """How often the engines were put to sleep, or given other weights. After that none is started again: it would
+        have what the others have not."""
         self._links: dict[int, EngineLink] = {}
         """Engines that serve, by number."""
         self._closing = threading.Event()
@@ -215,7 +226,7 @@ class EngineGroup:
         with self._changing:
             self._links.pop(number, None)
             self._steps_of_ended += link.num_steps
-            is_last = not self._links or not self.may_start_again
+            is_last = not self._links or self.num_changes > 0
         told = f"engine {number} ended while it had the request; send it again"
         self._deliver(link.fail_requests(lambda: reason if is_last else EngineLostError(told)))
         if self._closing.is_set():
@@ -225,7 +236,7 @@ class EngineGroup:
         if is_last:
             self._report_end(reason)
         else:
-            self._start_again(number, 0.0 if time.monotonic() - began >= _STEADY_SECONDS else max(1.0, 2 * waited))
+            self._start_again(number, pause(time.monotonic() - began, waited))
 
     def _start_again(self, number: int, seconds: float) -> None:
         """Start an engine again after some seconds; twice as many each time that it does not load."""
@@ -236,14 +247,14 @@ class EngineGroup:
                 link = self._begin(number)
                 link.wait_until_ready()
             except (CorellmError, OSError) as error:
-                seconds = min(_STEADY_SECONDS, max(1.0, 2 * seconds))
+                seconds = pause(0.0, seconds)
                 if not self._closing.is_set():
                     logger.error("engine %d cannot be started, the next try is in %g s: %s", number, seconds, error)
                 if link is not None:
                     self._forget(link)
                 continue
             with self._changing:
-                is_needed = self.may_start_again and not self._closing.is_set()
+                is_needed = not self.num_changes and not self._closing.is_set()
                 if is_needed:
                     self._links[number] = link
             if is_needed:
