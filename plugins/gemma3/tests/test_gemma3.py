@@ -154,11 +154,28 @@ def test_what_users_write_stays_text_beside_crops(checkpoint: Path) -> None:
         assert f"a {IMAGE} b" in tokenizer.decode(tokens[: tokens.index(tokenizer.boi_token_id)])
 
 
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({}, "48 embeddings, more than the 16 for which memory was planned"),
+    ({"pan_and_scan_max_num_crops": 5}, "pan_and_scan_max_num_crops 5 of a request is above 4"),
+    ({"pan_and_scan_max_num_crops": "4"}, "does not fit this image"),
+    ({"pan_and_scan_max_num_crops": 0}, "does not fit this image"),
+    ({"pan_and_scan_min_crop_size": 0}, "does not fit this image"),
+    ({"size": {"height": 2000, "width": 2000}}, "of a request is above"),
+]
+"""Arguments beside `CROPS`, and what is said of them."""
+
+
 def test_crops_beyond_what_memory_was_planned_for_are_refused(checkpoint: Path) -> None:
-    """At once, with both numbers of embeddings."""
-    prompt = {"prompt": IMAGE, "multi_modal_data": {"image": make_image(*SIZES[0], 1)}, "mm_processor_kwargs": CROPS}
-    with (
-        LLM(str(checkpoint), dtype="float32") as llm,
-        pytest.raises(ProcessorKwargsError, match="48 embeddings, more than the 16 for which memory was planned"),
-    ):
-        llm.generate(prompt, use_tqdm=False)
+    """With both numbers, before there are pixels where the arguments alone say it; wrong ones are the request's."""
+    prompt = {"prompt": IMAGE, "multi_modal_data": {"image": make_image(*SIZES[0], 1)}}
+    with LLM(str(checkpoint), dtype="float32") as llm:
+        for kwargs, message in REFUSED:
+            with pytest.raises(ProcessorKwargsError, match=message):
+                llm.generate({**prompt, "mm_processor_kwargs": {**CROPS, **kwargs}}, use_tqdm=False)
+
+
+def test_memory_is_planned_for_crops_of_very_long_images_alone(checkpoint: Path) -> None:
+    """The largest image is one that is long enough to be cut."""
+    arguments = {**CROPS, "pan_and_scan_min_ratio_to_activate": 5.0}
+    with LLM(str(checkpoint), dtype="float32", mm_processor_kwargs=arguments) as llm:
+        assert llm.engine.input_processor.mm_processor.profile.max_embeds == {"image": 64}

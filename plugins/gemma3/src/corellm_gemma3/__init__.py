@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from corellm.errors import ProcessorKwargsError
@@ -20,6 +21,7 @@ from corellm.multimodal import (
     PromptReplacement,
     PromptUpdateDetails,
     check_processor_kwargs,
+    check_sizes,
     dummy_images,
     embedded_spans,
 )
@@ -60,8 +62,14 @@ class Gemma3:
         kwargs = self.context.kwargs_for("image")
         if kwargs.get("do_pan_and_scan"):
             height = kwargs.get("pan_and_scan_min_crop_size", _MIN_CROP)
-            width = height * max(2, kwargs.get("pan_and_scan_max_num_crops", _MAX_CROPS))
+            width = height * max(2, self._most_crops, ceil(kwargs.get("pan_and_scan_min_ratio_to_activate", 0)))
         return {"image": dummy_images(mm_counts.get("image", 0), width=width, height=height)}
+
+    @property
+    def _most_crops(self) -> int:
+        """Of an image that is cut, as memory is planned for."""
+        most: int = self.context.kwargs_for("image").get("pan_and_scan_max_num_crops", _MAX_CROPS)
+        return most
 
     @hookimpl
     def get_placeholder_str(self, modality: str) -> str | None:
@@ -81,12 +89,23 @@ class Gemma3:
         """
         if not mm_kwargs.get("do_pan_and_scan"):
             return None
+        from huggingface_hub.errors import StrictDataclassError
+
         processor = self.context.hf_processor
         check_processor_kwargs(processor, mm_kwargs)
+        check_sizes(processor, "image", self.context.kwargs_for("image"), mm_kwargs)
+        most = mm_kwargs.get("pan_and_scan_max_num_crops")
+        if isinstance(most, int) and most > self._most_crops:
+            raise ProcessorKwargsError(
+                f"mm_processor_kwargs: pan_and_scan_max_num_crops {most} of a request is above {self._most_crops}, for "
+                "which memory was planned at start; start with LLM(..., mm_processor_kwargs=...) for more",
+                expected=self._most_crops,
+                got=most,
+            )
         text, images = processor.tokenizer.boi_token, list(mm_data["image"])
         try:
             pixels: Tensor = processor(text=text, images=images, return_tensors="pt", **mm_kwargs)["pixel_values"]
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, ArithmeticError, StrictDataclassError) as error:
             raise ProcessorKwargsError(
                 f"mm_processor_kwargs: {dict(mm_kwargs)} does not fit this image ({error})", got=dict(mm_kwargs)
             ) from error
