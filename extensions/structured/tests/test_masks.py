@@ -191,6 +191,7 @@ def test_a_form_that_takes_too_long_to_follow(
     constraint.accept(min(allowed))
     monkeypatch.setattr("corellm_structured.constraint.SLOW_SECONDS", -1.0)
     constraint.accept(min(allowed))  # from here on it is measured
+    assert not constraint.foresee()
     for follow in (lambda: filled(constraint, len(tokenizer)), lambda: constraint.accept(min(allowed))):
         with pytest.raises(InvalidParameterError, match="make it simpler"):
             follow()

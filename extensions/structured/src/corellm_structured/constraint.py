@@ -170,7 +170,10 @@ class StructuredConstraint:
         except BaseException as error:
             _raise_panic(error)
             raise
-        self._spend(self._clock() - began)
+        try:
+            self._spend(self._clock() - began)
+        except InvalidParameterError:
+            return ()  # the next mask says so; an error here would have the constraint made again, with all its time
         return self._made_by.vocabulary.usual_tokens(text) if text else ()
 
     def _spend(self, seconds: float) -> None:
