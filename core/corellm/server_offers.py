@@ -22,8 +22,8 @@ class EngineOffer:
     """What the options are called in the command's help."""
     options: type
     """A frozen dataclass whose fields are the options, each followed by a docstring."""
-    is_wanted: Callable[[Any], bool]
-    """Whether options, an instance of the class, ask for this engine."""
+    switch: str
+    """The option that asks for this engine by any value but its default; the others need it."""
     opened: Callable[[Any, Mapping[str, Any]], AbstractContextManager[EngineClient]]
     """Opens the engine by its options and the arguments of `EngineConfig.from_kwargs`; it ends with the context."""
 
@@ -36,8 +36,8 @@ class BatchOffer:
     """What the options are called in the command's help."""
     options: type
     """A frozen dataclass whose fields are the options, each followed by a docstring."""
-    is_wanted: Callable[[Any], bool]
-    """Whether options, an instance of the class, ask for this."""
+    switch: str
+    """The option that asks for this by any value but its default; the others need it."""
     run: Callable[..., int]
     """Does what has no result yet; returns the exit status. Called with the options, the server's configuration, the
     arguments of `EngineConfig.from_kwargs`, and the paths of input and output."""

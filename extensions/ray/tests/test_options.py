@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from corellm.cli import build_parser
+from corellm.cli import build_parser, main
 from corellm.errors import ConfigError
 from corellm_ray.options import ReplicaOptions
 from corellm_ray.scaling import FEWER_SECONDS, replicas_for, wanted_replicas
@@ -25,7 +26,7 @@ def test_numbers_of_replicas(given: str, fewest: int, most: int) -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"replicas": "0"}, "replicas must be a number or a range like 1:4, got '0'"),
+        ({"replicas": "0"}, "replicas must be a number from 1 or a range like 1:4, got '0'"),
         ({"replicas": "4:1"}, "ends before it begins"),
         ({"replicas": "two"}, "got 'two'"),
         ({"replica_cpus": 0}, "replica_cpus must be above 0"),
@@ -45,6 +46,23 @@ def test_wrong_options(wrong: dict[str, Any], words: str) -> None:
 def test_the_command_knows_them() -> None:
     args = build_parser().parse_args(["serve", "demo", "--replicas", "1:4", "--replica-cpus", "2"])
     assert (args.replicas, args.replica_cpus) == ("1:4", 2.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("serve demo --replica-cpus 2", "replica_cpus needs replicas, which asks for replicas on Ray"),
+        ("serve demo --replicas 2 --data-parallel-size 2", "data_parallel_size .* and replicas .* do not go together"),
+        ("batch -i x -o x --model demo --ray-workers 2", "ray_workers needs ray, which asks for workers on Ray"),
+        ("batch -i x -o x --model demo --ray --data-parallel-size 2", "data_parallel_size .* and ray .* do not go"),
+    ],
+)
+def test_options_of_what_is_not_asked_for_are_refused(
+    words: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And so is more than one engine behind a command; before anything is loaded or read."""
+    assert main(words.split()) != 0
+    assert re.search(told, capsys.readouterr().err)
 
 
 def test_without_this_distribution_the_command_says_what_to_install() -> None:

@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     from corellm.serving import EngineClient
 
 
-def _is_wanted(options: ReplicaOptions) -> bool:
-    return options.replicas is not None
-
-
 @contextmanager
 def _opened(options: ReplicaOptions, engine_args: Mapping[str, Any]) -> Iterator[EngineClient]:
     from corellm_ray.deployment import replicas
@@ -25,5 +21,5 @@ def _opened(options: ReplicaOptions, engine_args: Mapping[str, Any]) -> Iterator
         yield client
 
 
-OFFER = EngineOffer("replicas on Ray", ReplicaOptions, _is_wanted, _opened)
+OFFER = EngineOffer("replicas on Ray", ReplicaOptions, "replicas", _opened)
 """What `corellm serve` has with this distribution."""

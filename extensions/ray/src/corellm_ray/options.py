@@ -45,7 +45,7 @@ class ReplicaOptions:
 
     def __post_init__(self) -> None:
         if self.replicas is not None and not re.fullmatch(r"[1-9]\d{0,3}(:[1-9]\d{0,3})?", str(self.replicas)):
-            raise ConfigError(f"replicas must be a number or a range like 1:4, got {self.replicas!r:.100}")
+            raise ConfigError(f"replicas must be a number from 1 or a range like 1:4, got {self.replicas!r:.100}")
         if self.replicas is not None and self.fewest > self.most:
             raise ConfigError(f"replicas: {self.replicas!r} ends before it begins; write the smaller number first")
         if not 0 < self.replica_cpus <= 1024:

@@ -157,6 +157,8 @@ def test_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (good, tmp_path / "out", ("--max-num-seqs", "0"), "max_num_seqs must be"),
         (good, tmp_path / "out", ("--max-n", "0"), "max_n must be"),
         (good, tmp_path / "out", ("--config", "/nowhere"), "No such file"),
+        (good, tmp_path / "out", ("--engine-hang-timeout", "5"), "engine_hang_timeout needs data_parallel_size"),
+        (tmp_path / "rows.csv", tmp_path / "out", (), "is a table, which --ray reads"),
     ):
         assert main(["batch", "-i", str(source), "-o", str(target), "--model", "demo", *options]) == 2
         told = capsys.readouterr().err

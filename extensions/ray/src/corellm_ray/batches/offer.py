@@ -67,15 +67,11 @@ class RayBatchOptions:
         return fields
 
 
-def _is_wanted(options: RayBatchOptions) -> bool:
-    return options.ray
-
-
 def _run(*arguments: Any) -> int:
     from corellm_ray.batches.command import run
 
     return run(*arguments)
 
 
-OFFER = BatchOffer("workers on Ray", RayBatchOptions, _is_wanted, _run)
+OFFER = BatchOffer("workers on Ray", RayBatchOptions, "ray", _run)
 """What `corellm batch` has with this distribution."""

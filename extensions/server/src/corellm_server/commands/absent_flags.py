@@ -13,13 +13,16 @@ from importlib.util import find_spec
 
 from corellm.known_fields import Absent
 
-_ONE_DEVICE = "a model runs on one device; start one server for each, behind a proxy"
+_ONE_DEVICE = "a model runs on one device; for an engine on each of several use --data-parallel-size"
 _TOOLS = "tools are taken where the form of calls is known: from the chat template, or by --tool-call-parser"
 _CORS = "use --cors-origins; headers and methods that the server takes are let in with them"
 _LOGS = "use --log-level; each request is logged in one line, without its content"
 _MODEL = "name the model as the first word: corellm serve MODEL"
 _NO_CODE = "no code is loaded by its name; write an extension plugin (corellm.extensions)"
-_REPLICAS = "replicas run on Ray: from a checkout, pip install ./extensions/ray"
+_REPLICAS = (
+    "corellm serve has replicas on Ray with corellm-ray; from a checkout: pip install ./extensions/ray. "
+    "corellm batch has --ray there"
+)
 _NO_CLIENT_CERTIFICATES = "clients are known by --api-key; for certificates of clients put a proxy before the server"
 
 SERVER_FLAGS: dict[str, Absent] = {

@@ -14,10 +14,11 @@ from corellm.cli.arguments import loading
 from corellm.cli.fields import add_fields
 from corellm.config import EngineConfig
 from corellm.errors import ConfigError
+from corellm.server_offers import BatchOffer
 from corellm.system.log_format import set_up_log
 from corellm_server.commands.arguments import add_server, configured
-from corellm_server.commands.engines import batch_offers
-from corellm_server.options import DataParallelOptions, ServerConfig, ServerOptions
+from corellm_server.commands.engines import asked_for, batch_offers
+from corellm_server.options import ServerConfig, ServerOptions
 
 if TYPE_CHECKING:
     from corellm_server.batch.input_file import InputFile
@@ -71,7 +72,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )  # fmt: skip
     of_clients = {field.name for field in fields(ServerOptions)}.difference(_OPTIONS)
     add_server(parser, "requests", skip={"body_timeout", "body_stall_timeout", *of_clients})
-    add_fields(parser, "several engines on this machine", DataParallelOptions)
     for offer in batch_offers():
         add_fields(parser, offer.title, offer.options)
     parser.set_defaults(run=run)
@@ -81,12 +81,14 @@ def run(args: argparse.Namespace) -> int:
     """Do what has no result yet; returns the exit status."""
     try:
         offers = batch_offers()
-        config, engine_args = configured(args, [DataParallelOptions, *(offer.options for offer in offers)])
+        config, engine_args = configured(args, [offer.options for offer in offers])
         EngineConfig.from_kwargs(**engine_args)  # refused before the files are touched
         set_up_log(logging.WARNING, as_json=False)
-        for offer, options in zip(offers, config.offered[1:], strict=True):
-            if offer.is_wanted(options):
-                return offer.run(options, config, engine_args, args.input, args.output)
+        asked = asked_for(offers, config.offered)
+        if asked is not None and isinstance(asked[0], BatchOffer):
+            return asked[0].run(asked[1], config, engine_args, args.input, args.output)
+        if args.input.endswith((".parquet", ".csv")):
+            raise ConfigError(f"the input {args.input} is a table, which --ray reads (extensions/ray); else give JSONL")
         from corellm_server.batch.input_file import InputFile
         from corellm_server.batch.output_file import OutputFile
         from corellm_server.batch.resuming import compare

@@ -8,17 +8,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from corellm.errors import ConfigError
 from corellm.plugin.extensions import call_extensions
 from corellm.server_offers import BatchOffer, EngineOffer
+from corellm_server.data_parallel.offer import OFFER as SEVERAL
 
 if TYPE_CHECKING:
     from corellm.serving import EngineClient, ProcessLLM
 
 OpenEngine = Callable[[dict[str, Any]], "AbstractContextManager[EngineClient]"]
+Offer = TypeVar("Offer", bound=EngineOffer | BatchOffer)
 
 
 def engine_offers() -> list[EngineOffer]:
@@ -27,10 +30,10 @@ def engine_offers() -> list[EngineOffer]:
     return [offer for _, offer in offers]
 
 
-def batch_offers() -> list[BatchOffer]:
-    """Where extensions offer to have the requests of a file done."""
+def batch_offers() -> list[EngineOffer | BatchOffer]:
+    """What may do the requests of a file: several engines, and what extensions offer."""
     offers = call_extensions("offer_batch_runner", lambda offer: isinstance(offer, BatchOffer))
-    return [offer for _, offer in offers]
+    return [SEVERAL, *(offer for _, offer in offers)]
 
 
 def engine_of(offers: Sequence[EngineOffer], offered: Sequence[Any]) -> OpenEngine:
@@ -41,15 +44,34 @@ def engine_of(offers: Sequence[EngineOffer], offered: Sequence[Any]) -> OpenEngi
         offered: the options of each.
 
     Raises:
-        ConfigError: the options ask for several.
+        ConfigError: the options ask for several; or some are of an engine that they do not ask for.
     """
-    wanted = [(offer, options) for offer, options in zip(offers, offered, strict=True) if offer.is_wanted(options)]
-    if len(wanted) > 1:
-        titles = " and ".join(offer.title for offer, _ in wanted)
-        raise ConfigError(f"the options ask for {titles}; a server has one of them: leave out the others' options")
-    for offer, options in wanted:
-        return partial(offer.opened, options)
-    return _own_engine
+    asked = asked_for(offers, offered)
+    return _own_engine if asked is None else partial(asked[0].opened, asked[1])
+
+
+def asked_for(offers: Sequence[Offer], offered: Sequence[Any]) -> tuple[Offer, Any] | None:
+    """The offer that the options ask for, and its options; None where they ask for none.
+
+    Args:
+        offers: all there are.
+        offered: the options of each.
+
+    Raises:
+        ConfigError: the options ask for several; or some are of an offer that they do not ask for.
+    """
+    asked: list[tuple[Offer, Any]] = []
+    for offer, options in zip(offers, offered, strict=True):
+        plain = offer.options()
+        given = [f.name for f in fields(options) if getattr(options, f.name) != getattr(plain, f.name)]
+        if offer.switch in given:
+            asked.append((offer, options))
+        elif given:
+            raise ConfigError(f"{given[0]} needs {offer.switch}, which asks for {offer.title}; set both, or neither")
+    if len(asked) > 1:
+        both = " and ".join(f"{offer.switch} ({offer.title})" for offer, _ in asked)
+        raise ConfigError(f"{both} do not go together; leave out one")
+    return asked[0] if asked else None
 
 
 def _own_engine(engine_args: dict[str, Any]) -> contextlib.closing[ProcessLLM]:

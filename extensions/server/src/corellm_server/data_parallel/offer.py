@@ -12,10 +12,6 @@ from corellm.serving import EngineClient
 from corellm_server.options import DataParallelOptions
 
 
-def _is_wanted(options: DataParallelOptions) -> bool:
-    return options.data_parallel_size > 1
-
-
 @contextmanager
 def _opened(options: DataParallelOptions, engine_args: Mapping[str, Any]) -> Iterator[EngineClient]:
     from corellm_server.data_parallel.client import DataParallelLLM
@@ -24,5 +20,5 @@ def _opened(options: DataParallelOptions, engine_args: Mapping[str, Any]) -> Ite
         yield llm
 
 
-OFFER = EngineOffer("several engines on this machine", DataParallelOptions, _is_wanted, _opened)
+OFFER = EngineOffer("several engines on this machine", DataParallelOptions, "data_parallel_size", _opened)
 """What `corellm serve` and `corellm batch` have by themselves."""
