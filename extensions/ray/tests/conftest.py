@@ -41,7 +41,7 @@ class Replicated:
 
     def client(self) -> openai.OpenAI:
         """OpenAI's own client."""
-        return openai.OpenAI(base_url=f"{self.command.http.base_url}v1", api_key="unused", max_retries=0)
+        return openai.OpenAI(base_url=f"{self.command.http.base_url}/v1", api_key="unused", max_retries=0)
 
     def metric(self, name: str) -> dict[str, float]:
         """A metric by replica."""

@@ -31,9 +31,9 @@ from corellm.outputs import RequestMetrics, RequestOutput
 from corellm.plugin.calls import CallOfExtension
 from corellm.sampling_params import SamplingParams
 from corellm.serving import InputProcessor, Metric, ProcessedPrompt, total_metrics
-from corellm_ray.affinity import key_of
 from corellm_ray.progress import Progress
 from corellm_ray.replica import Result
+from corellm_server.routing import key_of
 
 if TYPE_CHECKING:  # of an extension, which may not be installed
     from ray.serve.handle import DeploymentHandle
@@ -50,6 +50,10 @@ _result = msgspec.msgpack.Decoder(Result).decode
 
 MOST_TRIES = 3
 """Replicas that a request is given to, if each ends before it has answered."""
+MOST_CALLS = 100
+"""Times that a call for one replica is sent: another may get it while replicas are asked how much they have to do."""
+_CALL_PAUSE = 0.05
+"""Seconds between them."""
 
 
 class ReplicatedLLM(AsyncMaintenance):
@@ -192,7 +196,7 @@ class ReplicatedLLM(AsyncMaintenance):
             if not tries_left:
                 raise EngineLostError("the replicas that had the request ended; send it again") from reason
 
-    async def _deltas(self, request: bytes, key: str) -> AsyncGenerator[Delta, None]:
+    async def _deltas(self, request: bytes, key: bytes) -> AsyncGenerator[Delta, None]:
         """What a replica yields of a request; closing the iteration aborts it there."""
         response, is_complete = self._stream.generate.remote(request, key=key), False
         try:
@@ -225,13 +229,21 @@ class ReplicatedLLM(AsyncMaintenance):
         return {replica: result.value for replica, result in results.items() if result is not None}
 
     async def _call(self, replica: str, name: str, arguments: Sequence[Any]) -> Result | None:
-        try:
-            result = _result(await self._handle.call.remote(name, arguments, target=replica))
-        except (RayActorError, EngineDeadError):
-            return None
-        if result.fault is not None:
-            raise to_error(result.fault)
-        return None if result.is_elsewhere else result
+        """What a call gave in a replica; None if the replica ended."""
+        for _ in range(MOST_CALLS):
+            try:
+                result = _result(await self._handle.call.remote(name, arguments, target=replica))
+            except (RayActorError, EngineDeadError):
+                pass  # it ended, or another one did that had the call in its place
+            else:
+                if result.fault is not None:
+                    raise to_error(result.fault)
+                if not result.is_elsewhere:
+                    return result
+            if replica not in self._fleet.replica_ids:
+                return None
+            await asyncio.sleep(_CALL_PAUSE)
+        raise EngineLostError("a replica cannot be reached; try again")
 
     async def get_metrics(self) -> list[Metric]:
         """The metrics of all replicas together."""

@@ -1,4 +1,4 @@
-"""The Ray cluster that this process works on: one that is there, or a local one, which ends with it.
+"""The Ray cluster that this process works on: one that was named, or a local one, which ends with it.
 
 Knows how Ray is started and stopped; knows no model.
 """
@@ -35,8 +35,8 @@ def joined(
     """Be connected to a cluster; yields whether it was started here, and then ends it at the end.
 
     Args:
-        address: of a cluster; `"local"` for a new one on this machine; None for the one that this machine is part of,
-            else a new one.
+        address: of a cluster, or `"auto"` for the one that this machine is part of; `"local"` for a new one on this
+            machine; None for that of the variable `RAY_ADDRESS`, else a new one.
         num_cpus: cores of a new one; None for those of the machine.
         object_store_memory: bytes of shared memory of a new one; None for Ray's choice.
 
@@ -47,31 +47,16 @@ def joined(
     if ray.is_initialized():
         yield False
         return
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    is_ours = address == "local"
+    own: dict[str, Any] = {
+        "num_cpus": num_cpus, "object_store_memory": object_store_memory, "include_dashboard": False
+    }  # fmt: skip
     try:
-        is_ours = address == "local" or not _found(address)
-        if is_ours:
-            ray.init(
-                "local", num_cpus=num_cpus, object_store_memory=object_store_memory, include_dashboard=False,
-                **_QUIET,
-            )  # fmt: skip
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **(own if is_ours else {}))
     except (ConnectionError, ValueError, RuntimeError) as error:
-        where = address or "this machine"
-        raise ConfigError(f"there is no Ray cluster at {where}: {error}; start one with `ray start`") from error
+        raise ConfigError(f"there is no Ray cluster at {address}: {error}; start one with `ray start`") from error
     try:
         yield is_ours
     finally:
         ray.shutdown()
-
-
-_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-
-
-def _found(address: str | None) -> bool:
-    """Connect to a cluster; returns False if there must be none, and is none."""
-    try:
-        ray.init(address or "auto", **_QUIET)
-    except ConnectionError:
-        if address is not None:
-            raise
-        return False
-    return True

@@ -20,8 +20,8 @@ class ReplicaOptions:
     """Engines behind the server, each in a process of its own on a Ray cluster: a number, or as many as the load asks
     for, e.g. 1:4. None for one engine, without Ray."""
     ray_address: str | None = None
-    """Cluster to run them on, e.g. auto or ray-head:6379, or local for a new one on this machine, which ends with the
-    server; None for the one that this machine is part of, else a new one."""
+    """Cluster to run them on, e.g. ray-head:6379, or auto for the one that this machine is part of, or local for a new
+    one on this machine, which ends with the server; None for that of the variable RAY_ADDRESS, else local."""
     replica_app: str | None = None
     """Name of the replicas' application in the cluster: a server that is started again with the same one takes it over.
     None for corellm."""

@@ -55,7 +55,7 @@ class EngineReplica:
         self._llm = AsyncLLM(**{**engine_args, "media_workers": 0})  # the server decodes media
         self._codec = self._llm.engine.use.codec or RequestCodec()
 
-    async def generate(self, request: bytes, key: str) -> AsyncGenerator[bytes, None]:
+    async def generate(self, request: bytes, key: bytes) -> AsyncGenerator[bytes, None]:
         """Run a request, and yield what is new of it: encoded deltas, with this replica's id in place of the request's.
 
         Args:

@@ -1,7 +1,7 @@
 """Request routers for Ray Serve: how a request of this process finds a replica.
 
-Ray Serve makes a router in the process of the handle and tells it which replicas run. Knows Ray Serve's routers; how
-prompts and replicas are ranked is `affinity`'s.
+Ray Serve makes a router in the process of the handle and tells it which replicas run. Knows Ray Serve's routers; which
+replica a key's requests should have is `corellm_server.routing`'s.
 """
 
 from __future__ import annotations
@@ -10,17 +10,22 @@ import itertools
 import random
 from collections.abc import Iterator
 
-from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+from ray.serve.request_router import FIFOMixin, PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from corellm_ray.affinity import ranked
 from corellm_ray.roster import note
+from corellm_server.routing import choose
 
 Choices = list[list[RunningReplica]]
 """Replicas to try, in turns; of each turn the one with the least to do."""
 
 
-class Router(RequestRouter):  # type: ignore[misc]  # Ray's types are not read
-    """What all routers have: they note which replicas there are, and calls that are for one replica go to it."""
+class Router(FIFOMixin, RequestRouter):  # type: ignore[misc]  # Ray's types are not read
+    """What all routers have: they note which replicas there are, and calls that are for one replica go to it.
+
+    First in, first out: a replica that was found is given to the request that waits longest, as by Ray Serve's default
+    router. That is the request that it was found for, unless a replica had to be asked how much it has to do. By the
+    request's id alone, Ray Serve loses a request whose task ends early, and then searches for none without a pause.
+    """
 
     queue_len_response_deadline_s = 1.0
     max_queue_len_response_deadline_s = 10.0
@@ -62,10 +67,10 @@ class PrefixRouter(Router):
     """Requests with the same system prompt and first item go to the same replica, within a bound of its load."""
 
     async def choose(self, replicas: list[RunningReplica], request: PendingRequest) -> Choices:
-        """Return all replicas in the order of the request's key."""
+        """Return the replica of the request's key, and then all, for when it does not answer."""
         by_id = {replica.replica_id.unique_id: replica for replica in replicas}
         loads = {name: self.replica_queue_len_cache.get(one.replica_id) or 0 for name, one in by_id.items()}
-        return [[by_id[name]] for name in ranked(request.kwargs.get("key", ""), loads)]
+        return [[by_id[choose(request.kwargs.get("key", b""), loads)]], replicas]
 
 
 class RoundRobinRouter(Router):

@@ -1,8 +1,8 @@
 """Which of several engines gets a request: that which has most likely seen its prefix and items, unless it is busy.
 
 Consistent hashing with bounded load: an engine's share of keys stays its own while others come and go, and none has
-more than its part of the requests in flight and a quarter of it. Knows keys and numbers; knows neither engines nor
-requests' formats.
+more than its part of the requests in flight and a quarter of it. Knows keys, numbers, and what of a prompt is its key;
+knows neither engines nor requests' formats.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from corellm.serving import ProcessedPrompt
 
 _Name = TypeVar("_Name", bound=str | int)
 LEADING_TOKENS = 64
@@ -41,6 +44,12 @@ def routing_key(beginning: bytes | Sequence[int], first_item: str | None, salt: 
         shared = b"ids" + b",".join(b"%d" % token for token in beginning[:LEADING_TOKENS])
     parts = (b"" if salt is None else b"salt" + salt.encode("utf-8", "surrogatepass"), shared)
     return b"".join(hashlib.blake2b(part, digest_size=16).digest() for part in parts)
+
+
+def key_of(prompt: ProcessedPrompt) -> bytes:
+    """The routing key of a prepared prompt."""
+    first = min(prompt.features, key=lambda feature: feature.placeholder.offset, default=None)
+    return routing_key(prompt.token_ids, None if first is None else first.identifier, prompt.cache_salt)
 
 
 def choose(key: bytes, loads: Mapping[_Name, int], factor: float = LOAD_FACTOR) -> _Name:

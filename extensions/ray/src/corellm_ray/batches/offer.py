@@ -18,8 +18,8 @@ class RayBatchOptions:
     """Have the requests done by Ray Data: the input may be Parquet or CSV, too (`*.parquet`, `*.csv`), and results are
     written as they come."""
     ray_address: str | None = None
-    """Cluster to run them on, e.g. auto or ray-head:6379; None for the one that this machine is part of, else a local
-    one, which ends with the command."""
+    """Cluster to run them on, e.g. ray-head:6379, or auto for the one that this machine is part of, or local for a new
+    one on this machine, which ends with the command; None for that of the variable RAY_ADDRESS, else local."""
     ray_workers: int = 1
     """Workers, each with a copy of the model."""
     ray_worker_cpus: float = 1.0

@@ -18,7 +18,7 @@ import msgspec
 
 from corellm.errors import CorellmError, EngineDeadError, EngineLostError
 from corellm.serving import EngineLink, ProcessedPrompt, Ready, Share
-from corellm_server.routing import choose, routing_key
+from corellm_server.routing import choose, key_of
 from corellm_server.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -117,8 +117,7 @@ class EngineGroup:
             RequestError: the request is wrong; nothing was sent.
             EngineDeadError: there is no engine.
         """
-        first = min(prompt.features, key=lambda feature: feature.placeholder.offset, default=None)
-        key = routing_key(prompt.token_ids, None if first is None else first.identifier, prompt.cache_salt)
+        key = key_of(prompt)
         links = self._links.copy()
         while links:
             loads = {n: link.num_requests for n, link in links.items() if link.seconds_silent < SILENT_SECONDS}
