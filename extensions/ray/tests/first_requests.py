@@ -1,6 +1,6 @@
-"""The first requests of new replicas, ten at once, again and again.
+"""The first requests of new replicas, ten at once, again and again, each time of new replicas and by a new router.
 
-`python -m extensions.ray.tests.first_requests MODEL --times 10`. Each time with two new replicas, a new router and a new client; exits with 1 if an answer is not that of one engine.
+`python -m extensions.ray.tests.first_requests MODEL --times 10` exits with 1 if an answer is not that of one engine.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from corellm_ray.client import ReplicatedLLM
 from corellm_ray.deployment import replicas
 from corellm_ray.options import ReplicaOptions
 from corellm_ray.routing import ROUTERS
+from extensions.ray.tests.conftest import ENGINE
 
-ENGINE = {"dtype": "float32", "block_size": 8, "max_num_seqs": 16}
 PROMPTS = [f"Tell me of number {number}." for number in range(10)]
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 MOST_SECONDS = 120
