@@ -83,7 +83,7 @@ def replicated(tiny_llava: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         yield Replicated(running)
         running.process.send_signal(signal.SIGTERM)
         try:
-            assert running.process.wait(120) == 0, running.log.read_text()
+            assert running.process.wait(600) == 0, running.log.read_text()
         except subprocess.TimeoutExpired:
             pytest.fail(f"the server did not end: {running.log.read_text()}")
         _, left = psutil.wait_procs(started, 60)
@@ -99,7 +99,7 @@ def one(tiny_llava: Path) -> Iterator[Running]:
 
 def until(is_so: Callable[[], bool], seconds: float = 600) -> None:
     """Wait for something that must come."""
-    end = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     while not is_so():
-        assert time.monotonic() < end, "it did not come"
+        assert time.monotonic() < deadline, "it did not come"
         time.sleep(0.05)

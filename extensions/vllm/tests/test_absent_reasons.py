@@ -38,7 +38,7 @@ ENGINE_CONFIGS = (ModelConfig, CacheConfig, SchedulerConfig, MultiModalConfig)
 
 MISSING: dict[str, set[str]] = {
     "diffusion models cannot": {"diffusion"},
-    "a model runs on one device": {"tensor_parallel", "data_parallel", "pipeline_parallel", "ranks", "tp"},
+    "a model runs on one device": {"tensor_parallel", "pipeline_parallel", "ranks", "tp"},
     "the engine's parts cannot be exchanged": {"cls"},
     "the KV cache is not shared between processes": {"connector", "connectors", "disaggregated"},
     "weights and KV cache stay on the device": {"offload", "offloading"},

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from corellm.server_offers import EngineOffer
-from corellm.serving import EngineClient
 from corellm_server.options import DataParallelOptions
+
+if TYPE_CHECKING:
+    from corellm.serving import EngineClient
 
 
 @contextmanager

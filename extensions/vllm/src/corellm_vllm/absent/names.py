@@ -8,6 +8,7 @@ from __future__ import annotations
 from corellm.known_fields import Absent
 
 ONE_DEVICE = "a model runs on one device; start one process per device and divide the prompts"
+SEVERAL_ENGINES = "several engines are behind corellm serve and corellm batch: --data-parallel-size"
 LORA_BY_REQUEST = "an adapter is read when a request names it (lora_request), and left when others need its place"
 SLEEP = (
     "any model sleeps, with extensions/training: sleep(level) and wake_up(tags); over HTTP with corellm serve "
@@ -32,7 +33,7 @@ REQUEST_ARGUMENTS: dict[str, Absent] = {
     "chat_template_content_format": Absent((None, "auto"), "the format of contents is detected from the template"),
     "prompt_text": Absent((None,), "give the text as the prompt"),
     "trace_headers": Absent((None, {}), NO_TRACING),
-    "data_parallel_rank": Absent((None, 0), ONE_DEVICE),
+    "data_parallel_rank": Absent((None, 0), SEVERAL_ENGINES),
     "reasoning_ended": Absent((None,), REASONING),
 }
 """Arguments of `generate` and `chat`."""
@@ -147,7 +148,9 @@ NAMES: dict[str, Absent] = {
     "fetch_video": Absent((), "give the path, the data: URL or the bytes as the video of a prompt"),
     "encode_video_base64": Absent((), "give the frames as they are: an array, or a list of images"),
     "encode_video_url": Absent((), "give the frames as they are: an array, or a list of images"),
-    "initialize_ray_cluster": Absent((), ONE_DEVICE),
+    "initialize_ray_cluster": Absent(
+        (), "corellm serve --replicas starts or joins a cluster: from a checkout, pip install ./extensions/ray"
+    ),
 }
 """Names to import, of whichever module."""
 
