@@ -142,7 +142,7 @@ SERVED = {option for action in build_parser()._subparsers._group_actions[0].choi
         ("demo --chat-template x.jinja", "chat_template.jinja"), ("demo --no-async-scheduling", "enforce_eager"),
         ("demo --enable-lora-bias true", "without biases"), ("demo --enable-lora-bias=True", "without biases"),
         ("demo --tp=", "one device"),
-        ("demo --data-parallel-rank -1", "one device"), ("demo --tensor_parallel_size=2", "one device"),
+        ("demo --data-parallel-rank -1", "--data-parallel-size"), ("demo --tensor_parallel_size=2", "one device"),
         ("demo --speculative-model x", "speculative_config"), ("demo --max_logprobs -1", "--max-logprobs"),
         ("demo --allowed_media_domains []", "--allowed-media-domains"), ("demo --served-model-name a b", "commas"),
     ],
