@@ -234,7 +234,9 @@ def check_ray(work: Path, wheels: Wheels) -> None:
     """Check the options of replicas with the server and one plugin; what to install where they are missing."""
     environment = installed(work / "ray", ["corellm-ray", "corellm-llava"], wheels)
     expect("corellm-ray", environment.corellm("plugins"))
-    expect("replicas must be a number from 1 or a range", environment.corellm("serve", "demo", "--replicas", "0", status=1))
+    expect(
+        "replicas must be a number from 1 or a range", environment.corellm("serve", "demo", "--replicas", "0", status=1)
+    )
     environment.pip("uninstall", "--yes", "corellm-ray")
     expect("pip install ./extensions/ray", environment.corellm("serve", "demo", "--replicas", "2", status=2))
     print("corellm-ray: takes replicas, and is missed where it is not", flush=True)
