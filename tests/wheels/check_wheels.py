@@ -377,7 +377,8 @@ print("segments:", len(found.segments) > 1, found.seconds)
 
 def check_speech(work: Path, wheels: Wheels) -> None:
     """Check audio of several windows with the core and the generic adapter; what is missing without the extension."""
-    environment = installed(work / "speech", ["corellm-speech", "corellm-transformers"], wheels)
+    names = ["corellm-speech", "corellm-encoder-decoder", "corellm-transformers"]
+    environment = installed(work / "speech", names, wheels)
     expect("segments: True 5.0", environment.python("-c", SPEECH))
     environment.pip("uninstall", "--yes", "corellm-speech")
     expect("pip install ./extensions/speech", environment.python("-c", SPEECH, status=1))
