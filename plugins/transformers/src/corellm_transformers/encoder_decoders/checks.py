@@ -11,16 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from corellm.errors import CheckpointError, ContractError
+from corellm.errors import CheckpointError
 from corellm_transformers.encoder_decoders.items import Items
 from corellm_transformers.encoder_decoders.outline import Outline
 from corellm_transformers.encoder_decoders.passing import hand_on
 from corellm_transformers.encoder_decoders.positions import count_by_place
 from corellm_transformers.encoder_decoders.prepared import prepared, take_prepared
 from corellm_transformers.encoder_decoders.reading import (
+    FAILURES,
     STATES,
     embeddings_given,
     logits_of,
+    not_run,
     share_embeddings,
     states_given,
 )
@@ -56,9 +58,8 @@ class Reader:
             self._makes_logits_alone = self._has_plain_output_layer()
             if self._prepares:
                 take_prepared(decoder, self._width)
-        except (ContractError, ValueError, TypeError, LookupError, RuntimeError, AttributeError) as error:
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            raise self._refused(f"cannot be run up to its decoder ({reason})") from error
+        except FAILURES as error:
+            raise not_run(model, error) from error
 
     def _refused(self, reason: str) -> CheckpointError:
         return needs_plugin(f"{type(self._model).__name__} {reason}", "get_encoder_states")

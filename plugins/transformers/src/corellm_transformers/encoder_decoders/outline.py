@@ -23,7 +23,14 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 from corellm.errors import CheckpointError
 from corellm.hookspecs import ModelContext
 from corellm.modelling import text_decoder, transformers_class
-from corellm_transformers.encoder_decoders.reading import Encoded, layers_of, share_embeddings, states_given
+from corellm_transformers.encoder_decoders.reading import (
+    FAILURES,
+    Encoded,
+    layers_of,
+    not_run,
+    share_embeddings,
+    states_given,
+)
 from corellm_transformers.family import needs_plugin
 
 _MOST_SHAPES = 1024
@@ -77,7 +84,10 @@ class Outline:
 
     def _count(self, shapes: _Shapes) -> tuple[int, int]:
         given = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape, dtype in shapes}
-        made = states_given(self._model, self._decoder, given)
+        try:
+            made = states_given(self._model, self._decoder, given)
+        except FAILURES as error:
+            raise not_run(self._model, error) from error
         return made.shape[0], made.shape[1]
 
     # --- generate ---------------------------------------------------------------------------------------------------

@@ -14,10 +14,19 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
 
-from corellm.errors import ContractError
+from corellm.errors import CheckpointError, ContractError
+from corellm_transformers.family import needs_plugin
 
 STATES, _MASK = "encoder_hidden_states", "encoder_attention_mask"
 """What a decoder is given of its encoder."""
+FAILURES = (ContractError, ValueError, TypeError, LookupError, RuntimeError, AttributeError)
+"""What a forward pass raises that is not as is expected here."""
+
+
+def not_run(model: Any, error: Exception) -> CheckpointError:
+    """Return the refusal of a model whose forward pass does not come to its decoder."""
+    reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return needs_plugin(f"{type(model).__name__} cannot be run up to its decoder ({reason})", "get_encoder_states")
 
 
 @dataclass
