@@ -40,7 +40,7 @@ class Server:
 
     address: tuple[str, int]
     pids: tuple[int, ...]
-    """Of its process and its engines'."""
+    """Ids of the server's process, and of its engines'."""
 
     def cpu_seconds(self) -> float:
         """Processor time of all of them so far."""

@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 
 class AttendedStates:
-    """One model's; the base. Methods are in the order in which a load and a request run."""
+    """States that a model's decoder attends to: the base of each kind. Methods are in the order of their calls."""
 
     prompt_room: int | None = None
     """Most tokens of a prompt that has an encoder of its own; None where prompts are the decoder's."""
 
     @property
     def probe_class(self) -> type[DecoderProbe]:
-        """How the decoder is probed."""
+        """Class that probes the decoder."""
         raise NotImplementedError
 
     def most(self, largest_item: int) -> int:

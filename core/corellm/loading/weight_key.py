@@ -31,7 +31,7 @@ class WeightKey:
     """Where what is made of a model's weights may be kept for later starts, and under which key."""
 
     folder: Path
-    """Of the files; may not be there."""
+    """Folder of the files, which may not exist yet."""
     key: str
     """All that the weights depend on."""
     limit: int

@@ -33,7 +33,7 @@ class Start(_Message):
     log_level: int
     log_as_json: bool
     number: int | None = None
-    """Of the engine among several of one server."""
+    """Number of the engine among several of one server; None for the only one."""
     parts: int = 1
     """Into which the host's memory is divided: one is this engine's."""
 

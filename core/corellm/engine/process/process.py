@@ -26,7 +26,7 @@ class Share:
     """One engine's part of a machine that several engines of a server divide."""
 
     number: int
-    """Of the engine, from 0."""
+    """Number of the engine, from 0."""
     parts: int
     """Number of engines: each has so much less of the host's memory."""
     cpus: frozenset[int]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class _States(AttendedStates):
-    """What both kinds share. Methods: see `AttendedStates`.
+    """Base of both kinds. Methods: see `AttendedStates`.
 
     Args:
         hooks: the model's.
@@ -43,7 +43,7 @@ class _States(AttendedStates):
 
 
 class StatesOfEncoder(_States):
-    """Those that the encoder of an encoder-decoder makes of a prompt.
+    """States that the encoder of an encoder-decoder makes of a prompt.
 
     Args:
         hooks: the model's.
@@ -56,7 +56,7 @@ class StatesOfEncoder(_States):
 
     @property
     def probe_class(self) -> type[DecoderProbe]:
-        """How the decoder is probed."""
+        """Class that probes the decoder."""
         from corellm_encoder_decoder.probe import CrossAttentionProbe
 
         return CrossAttentionProbe
@@ -117,11 +117,11 @@ class StatesOfEncoder(_States):
 
 
 class StatesOfItems(_States):
-    """Those that items become, beside the decoder's prompt."""
+    """States that items become, beside the decoder's prompt."""
 
     @property
     def probe_class(self) -> type[DecoderProbe]:
-        """How the decoder is probed."""
+        """Class that probes the decoder."""
         from corellm_encoder_decoder.probe import ItemStatesProbe
 
         return ItemStatesProbe

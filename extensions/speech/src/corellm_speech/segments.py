@@ -18,7 +18,7 @@ class Segment:
     end: float
     text: str
     token_ids: list[int]
-    """Those of its times among them."""
+    """Tokens of the text, and of its times."""
     window: float = 0.0
     """Seconds from the beginning of the audio to that of the window in which it was heard."""
     mean_logprob: float = 0.0
@@ -31,7 +31,7 @@ class Transcript:
 
     text: str
     token_ids: list[int]
-    """Of all segments."""
+    """Tokens of all segments."""
     seconds: float | None
     """The audio's length; None if the model's family does not say its rate."""
     language: str | None = None

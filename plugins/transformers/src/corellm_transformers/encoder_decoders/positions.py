@@ -18,7 +18,7 @@ _LENGTHS = ("cache_length", "past_key_values_length")
 
 
 class Rows(nn.Module):
-    """In the place of a decoder's part that counts: the same rows, by the engine's positions.
+    """Stand-in for the part of a decoder that counts positions: the same rows, by the engine's positions.
 
     Args:
         counting: the part.
