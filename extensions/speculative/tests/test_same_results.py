@@ -20,8 +20,10 @@ from hypothesis import strategies as st
 from corellm import LLM, SamplingParams, StructuredOutputsParams
 from corellm_speculative import model_drafting
 from corellm_speculative.costs import StepCosts
+from corellm_testing.tiny_text import make_tiny_checkpoint
 from extensions.speculative.tests.draft_checkpoints import near, stranger
 from tests.fixtures import random_image
+from tests.text_models.stateful import MAIN
 
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llava": ("corellm_llava", {}, {"preemption_mode": "swap"}),
@@ -148,3 +150,21 @@ def test_a_requests_results_are_its_own(engines: list[LLM], num_batches: int, mo
         assert one.num_draft_tokens > 20
     right = sum(sum(one.accepted_per_position) for one in counts)
     assert sum(one.num_draft_tokens for one in counts) > right > 20
+
+
+def test_a_model_with_recurrent_states_takes_drafts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of prompt lookup, in outputs that repeat a few tokens: the same tokens; some drafts are right and some wrong."""
+    monkeypatch.setattr(StepCosts, "least_chance", lambda *_: 0.0)
+    architecture, config = next(iter(MAIN.items()))
+    path = str(make_tiny_checkpoint(tmp_path, architecture=architecture, **config))
+    prompts = [{"prompt_token_ids": [5, 6, 7, 8, number] * 4} for number in range(9, 13)]
+    params = SamplingParams(temperature=0, max_tokens=40, allowed_token_ids=[5, 6, 7])
+    found = []
+    for speculative_config in (None, NGRAM):
+        with LLM(path, dtype="float32", num_kv_blocks=64, speculative_config=speculative_config) as llm:
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            found.append([output.outputs[0].token_ids for output in outputs])
+            counts = llm.engine.scheduler.get_stats()
+    assert found[0] == found[1]
+    assert len({*map(tuple, found[0])}) > 1
+    assert 0 < sum(counts.accepted_per_position) < counts.num_draft_tokens

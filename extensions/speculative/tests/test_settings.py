@@ -12,8 +12,6 @@ from corellm.config import ModelConfig
 from corellm.errors import ConfigError
 from corellm.loading.locating import locate
 from corellm_speculative.settings import DraftSettings
-from corellm_testing.tiny_text import make_tiny_checkpoint
-from tests.text_models.stateful import MAIN
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
 
@@ -64,14 +62,6 @@ def test_defaults_are_vllms() -> None:
     ]
     assert found == [(5, 5, 3), (2, 2, 3), (3, 3, 3), (5, 5, 3)]
     assert DraftSettings.of({"method": "suffix"}).num_speculative_tokens == 24
-
-
-def test_a_model_with_states_is_refused(tmp_path: Path) -> None:
-    """A wrong draft would stay in them."""
-    architecture, config = next(iter(MAIN.items()))
-    path = str(make_tiny_checkpoint(tmp_path, architecture=architecture, **config))
-    with pytest.raises(ConfigError, match=r"LookupDrafting drafts tokens, .* layers of this model keep a state"):
-        LLM(path, num_kv_blocks=64, speculative_config=NGRAM)
 
 
 def test_a_model_that_pools_is_refused(tiny_llava: Path) -> None:
