@@ -36,7 +36,7 @@ from corellm_ray.options import ReplicaOptions
 from corellm_ray.routing import ROUTERS, Choices, Router
 
 STREAMS = 8
-IMAGES, QUESTIONS = 24, 6
+IMAGES, QUESTIONS = 64, 6
 MEMORY = 128 << 20
 
 
@@ -148,7 +148,10 @@ def routed_by(router: type[Router]) -> Iterator[ReplicaOptions]:
     """Options of two replicas with a router."""
     usual, ROUTERS["prefix"] = ROUTERS["prefix"], router
     try:
-        yield ReplicaOptions(replicas="2", replica_cpus=0.5, object_store_memory=MEMORY, replica_drain_timeout=5)
+        yield ReplicaOptions(
+            replicas="2", replica_cpus=0.5, object_store_memory=MEMORY, replica_drain_timeout=5,
+            replica_app=router.__name__,  # Ray Serve keeps the router that an application had first in a process
+        )  # fmt: skip
     finally:
         ROUTERS["prefix"] = usual
 
@@ -195,7 +198,7 @@ def caches(model: str) -> dict[str, Any]:
     with LLM(model) as llm:
         longest = len(conversation(llm, picture(0), "Question 0: what is it?").token_ids) + 4
     blocks = -(-longest // 16)
-    return {"model": model, "max_num_seqs": STREAMS, "num_kv_blocks": blocks * (IMAGES // 2 + STREAMS)}
+    return {"model": model, "max_num_seqs": STREAMS, "num_kv_blocks": blocks * (IMAGES // 2)}
 
 
 def main() -> None:

@@ -27,6 +27,10 @@ from corellm_ray.cores import bound_to_cores
 
 logger = logging.getLogger(__name__)
 
+JOIN_SECONDS = 0.02
+"""Least time between two messages of a request: Ray takes about half a millisecond of a core for each, and tokens that
+come sooner are joined. The first one waits for nothing."""
+
 
 class Result(msgspec.Struct, array_like=True):
     """What a call of a function in a replica's engine gave."""
@@ -68,6 +72,8 @@ class EngineReplica:
                 async for output in outputs:
                     output.request_id = self.id
                     yield encoded(self._codec.delta(output))
+                    if not output.finished:
+                        await asyncio.sleep(JOIN_SECONDS)
         except CorellmError as error:
             if isinstance(error, EngineDeadError):
                 raise  # as if the process had ended
