@@ -16,7 +16,7 @@ import pickle
 import random
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -173,7 +173,27 @@ def overhead(rounds: int) -> None:
           f"(median {(ray['median'] - one['median']) * 1000:+.1f}), rate {ray['rate'] / one['rate']:.2f}")  # fmt: skip
 
 
-def routing(output: Path | None) -> None:
+def draw(found: Mapping[str, Mapping[str, float]], file: Path) -> None:
+    """Draw what the caches had and how long the first token took, a bar for each router."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.5, 2.4), layout="constrained")
+    panels = {"prefix": "prompt tokens cached, %", "images": "images encoded already, %", "first": "first token, ms"}
+    for axes, (name, title) in zip(figure.subplots(1, 3, sharey=True), panels.items(), strict=True):
+        values = [row[name] * (1000 if name == "first" else 100) for row in found.values()]
+        colours = ["#2060b0" if router == "prefix" else "#a0a0a0" for router in found]
+        bars = axes.barh(list(found), values, color=colours)
+        axes.bar_label(bars, fmt="%.0f", padding=3, fontsize=8)
+        axes.set_title(title, fontsize=9)
+        axes.set_xlim(0, max(values) * 1.15)
+        axes.tick_params(labelsize=8, left=False)
+        axes.xaxis.set_visible(False)
+        axes.spines[["top", "right", "bottom"]].set_visible(False)
+    axes.invert_yaxis()
+    figure.savefig(file)
+
+
+def routing(output: Path | None, plot: Path | None) -> None:
     """Print a row for each router."""
     from bench.replicas import RaysOwnRouter as rays  # by its module's name, as Ray Serve's controller finds it
 
@@ -191,6 +211,8 @@ def routing(output: Path | None) -> None:
                   f"{values['late'] * 1000:7.0f} ms{values['busiest']:9.2f}", flush=True)  # fmt: skip
     if output is not None:
         output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if plot is not None:
+        draw(found, plot)
 
 
 def caches(model: str) -> dict[str, Any]:
@@ -207,12 +229,13 @@ def main() -> None:
     parser.add_argument("--what", choices=("overhead", "routing"), action="append", help="default: both")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--output", type=Path, help="also write the routers' rows, as JSON")
+    parser.add_argument("--plot", type=Path, help="also draw the routers' rows, as SVG or PNG")
     args = parser.parse_args()
     chosen: Sequence[str] = args.what or ("overhead", "routing")
     if "overhead" in chosen:
         overhead(args.rounds)
     if "routing" in chosen:
-        routing(args.output)
+        routing(args.output, args.plot)
 
 
 if __name__ == "__main__":
