@@ -52,9 +52,8 @@ demo-video-train: setup ## train `demo-video` from scratch, into demo/runs/new-v
 test: setup      ## all tests, in several processes
 	$(BIN)/python -m pytest $(PARALLEL)
 
-# `parity-oldest` has recurrent states on these kernels, and `test` has them on this release of transformers
 parity-torch: setup ## the engine and text models on torch's kernels instead of the compiled ones, against transformers
-	CORELLM_CPU_KERNELS=off $(BIN)/python -m pytest $(PARALLEL) tests/test_llm.py tests/text_models --ignore tests/text_models/test_recurrent_states.py
+	CORELLM_CPU_KERNELS=off $(BIN)/python -m pytest $(PARALLEL) tests/test_llm.py tests/text_models
 
 # in both it differs from `make test`, so that neither costs a run of its own
 parity-oldest: setup ## outputs equal transformers' `generate` on the oldest release that is supported, plugins and text models on torch's kernels, and a dozen kinds

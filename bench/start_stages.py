@@ -28,7 +28,7 @@ _STAGES = [
     ("corellm.loading.loading", "open_model", "configuration, tokenizer, adapter"),
     ("corellm.loading.model_parts", "load_model", "making the model, reading"),
     ("corellm.loading.model_parts", "probe_decoder", "probing the decoder"),
-    ("corellm.loading.model_parts", "probe_spans", "probing spans"),
+    ("corellm.loading.two_way", "probe_spans", "probing spans"),
     ("corellm.loading.model_parts", "replace_layers", "replacing layers: the rest"),
     ("corellm_kernels.cpu.fusing", "fuse", "fusing"),
     ("corellm_kernels.cpu.fusing", "pack_linears", "packing"),

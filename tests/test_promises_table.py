@@ -49,11 +49,11 @@ PROMISES = {
 }
 ELSEWHERE = {
     10: [("tests/media/test_image.py", "test_truncated_files_are_refused_wherever_they_end"),
-         ("tests/media/test_audio.py", "test_any_damage_is_an_error_or_finite_audio"),
-         ("tests/media/test_video_files.py", "test_cut_anywhere_it_is_refused")],
+         ("extensions/media/tests/test_audio.py", "test_any_damage_is_an_error_or_finite_audio"),
+         ("extensions/media/tests/test_video_files.py", "test_cut_anywhere_it_is_refused")],
     11: [("tests/media/test_image.py", "test_every_mode_gives_the_colours_a_viewer_shows"),
-         ("tests/media/test_audio.py", "test_every_format_is_heard_as_librosa_hears_it"),
-         ("tests/media/test_video_files.py", "test_few_frames_are_the_same_as_all")],
+         ("extensions/media/tests/test_audio.py", "test_every_format_is_heard_as_librosa_hears_it"),
+         ("extensions/media/tests/test_video_files.py", "test_few_frames_are_the_same_as_all")],
     13: [("tests/media/test_pool.py", "test_a_fault_costs_its_own_request_alone")],
     14: [("extensions/server/tests/fetching/test_fetcher.py", "test_fetches_from_allowed_hosts_only"),
          ("extensions/server/tests/fetching/test_fetcher.py", "test_a_name_is_resolved_once"),

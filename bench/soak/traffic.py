@@ -17,8 +17,9 @@ from PIL import Image
 
 from bench.soak.connection import PATIENT, Manner
 from bench.soak.tally import Outcome
+from extensions.media.tests import test_audio, videos
 from extensions.server.tests.conftest import MODEL, chat, data_url, user
-from tests.media import test_audio, test_image, videos
+from tests.media import test_image
 from tests.media.test_image_cost import jpeg_of_scans
 
 CHAT, COMPLETE, TOKENIZE, MESSAGES = "/v1/chat/completions", "/v1/completions", "/tokenize", "/v1/messages"

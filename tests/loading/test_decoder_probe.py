@@ -16,7 +16,8 @@ from corellm.attention.paged import register_attention
 from corellm.attention.reference import ReferenceAttention
 from corellm.errors import CheckpointError
 from corellm.hookspecs import LoadConfig
-from corellm.loading.decoder_probe import _cuts_spans, causal_layers, probe_decoder, probe_spans
+from corellm.loading.decoder_probe import probe_decoder
+from corellm.loading.two_way import _cuts_spans, causal_layers, probe_spans
 from corellm.modelling import visible_tokens
 from corellm.modelling.defaults import load_transformers_model
 from corellm.tiny_checkpoints import randomize_weights, train_tokenizer
@@ -197,7 +198,7 @@ def test_an_item_is_not_taken_as_causal_where_its_window_cannot_be_asked_for(
             raise ValueError("no such window")
         return visible_tokens(*arguments)
 
-    monkeypatch.setattr("corellm.loading.decoder_probe.visible_tokens", failing)
+    monkeypatch.setattr("corellm.loading.two_way.visible_tokens", failing)
     with pytest.raises(CheckpointError, match=r"window .*\(ValueError: no such w"):
         probe(model)
 

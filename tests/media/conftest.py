@@ -12,6 +12,6 @@ from corellm.media.pool import MediaPool
 @pytest.fixture(scope="session")
 def media_pool() -> Iterator[MediaPool]:
     """Two children with time enough on a busy machine."""
-    pool = MediaPool(2, 60.0)
+    pool = MediaPool(2, 60.0, "corellm_media.worker")
     yield pool
     pool.close()

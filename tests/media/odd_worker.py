@@ -1,4 +1,4 @@
-"""A child process for tests: decodes like `corellm.media.worker`, except for files that begin with a command."""
+"""A child process for tests: decodes like `corellm_media.worker`, except for files that begin with a command."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from typing import Any
 
 from corellm.children.memory import KEPT_BYTES, SharedMemory
 from corellm.children.serving import serve_with_memory
-from corellm.media.worker import Result, Worker
+from corellm.media.worker import Result
+from corellm_media.worker import MediaWorker
 
 
-class OddWorker(Worker):
+class OddWorker(MediaWorker):
     """Does what a file says."""
 
     def handle(self, request: dict[str, Any], shared: SharedMemory) -> Result:

@@ -15,13 +15,13 @@ from PIL import Image, ImageFile
 
 from corellm.config import MEDIA_FORMATS, OPTIONAL_FORMATS, EngineConfig, MultiModalConfig
 from corellm.errors import ConfigError, MediaError, MediaTooLargeError
-from corellm.media.audio import load_audio
 from corellm.media.files import MAX_FILE_BYTES
 from corellm.media.image import load_image
 from corellm.media.pool import MediaPool
 from corellm.multimodal import DataParser
-from tests.media.test_audio_streams import encoded, tones
-from tests.media.videos import encode, plain
+from corellm_media.audio import load_audio
+from extensions.media.tests.test_audio_streams import encoded, tones
+from extensions.media.tests.videos import encode, plain
 
 RATE = 16_000
 KNOWN = (*MEDIA_FORMATS, *OPTIONAL_FORMATS)

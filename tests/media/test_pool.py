@@ -37,15 +37,19 @@ from corellm.errors import (
     MissingExtraError,
     ProcessingError,
 )
-from corellm.media.audio import load_audio
+from corellm.media.frames import load_frames
 from corellm.media.image import load_image
 from corellm.media.pool import MediaPool
-from corellm.media.video import load_video
-from tests.media import test_audio, test_audio_streams, test_image, test_video_files
+from corellm_media.audio import load_audio
+from corellm_media.pooled_video import PooledVideo
+from corellm_media.video.files import load_video
+from extensions.media.tests import test_audio, test_audio_streams, test_video_files
+from extensions.media.tests.videos import encode, moving, plain
+from tests.media import test_image
 from tests.media.odd_worker import FRAMES, LIES
-from tests.media.videos import encode, moving, plain
 
 LIMIT = test_image.LIMIT
+WORKER = "corellm_media.worker"
 PNG = test_image.FILES["PNG"]
 ROOT = str(Path(__file__).parents[2])
 START = MediaPool.start
@@ -184,12 +188,12 @@ def test_trusted_forms_never_cross(media_pool: MediaPool) -> None:
     idle = MediaPool(1, 0.0, "no.such.module")
     assert load_image(np.zeros((8, 8, 3), np.uint8), LIMIT, pool=idle).size == (8, 8)
     assert len(load_audio((np.zeros(9), 8_000), 16_000, 9.0, pool=idle)) == 18
-    assert load_video(np.zeros((2, 8, 8, 3), np.uint8), MultiModalConfig(), idle).num_frames == 2
+    assert load_frames(np.zeros((2, 8, 8, 3), np.uint8), MultiModalConfig()).num_frames == 2
 
 
 def test_a_pool_can_start_before_its_first_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the background; one that cannot start, or is closed meanwhile, says so with its first file only."""
-    pool = MediaPool(1, 60.0)
+    pool = MediaPool(1, 60.0, WORKER)
     read, decode = [], pool.image
     monkeypatch.setattr(pool, "image", lambda *given: read.append(decode(*given)))
     START(pool)
@@ -255,7 +259,7 @@ def test_memory_of_earlier_videos_is_no_ones_fault() -> None:
     """A child forgets them where a later file needs the memory; that of a file too large is the file's own."""
     small = encode([plain(n) for n in range(3)])
     filling = (100 << 20).to_bytes(4, "big") + b"free" + bytes((100 << 20) - 8)
-    limits, pool = MultiModalConfig(max_video_pixels=1 << 16), MediaPool(1, 60.0)
+    limits, pool = MultiModalConfig(max_video_pixels=1 << 16), MediaPool(1, 60.0, WORKER)
     opened = [load_video(small + filling, limits, pool) for _ in range(5)]
     assert load_image(PNG, LIMIT, pool=pool).size == (40, 30)
     assert [len(list(video.read())) for video in opened] == [3] * 5
@@ -266,7 +270,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     """With the command that installs it."""
     (tmp_path / "soundfile.py").write_text("raise ImportError")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    pool = MediaPool(1, 60.0)
+    pool = MediaPool(1, 60.0, WORKER)
     with pytest.raises(MissingExtraError, match=r"pip install soundfile soxr"):
         load_audio(test_audio.FILES["WAV"], 16_000, 20.0, pool=pool)
     pool.close()
@@ -321,7 +325,7 @@ def test_a_fault_costs_its_own_request_alone(outliving: MediaPool, name: str) ->
 def test_numbers_beyond_floats(odd: MediaPool) -> None:
     """A video that lasts longer than a float can say is a lie, too."""
     with pytest.raises(MediaError, match="its decoder crashed"):
-        odd.video(b"no time!", "mov", MultiModalConfig())
+        PooledVideo(odd, b"no time!", "mov", MultiModalConfig())
 
 
 def test_files_of_any_size_and_their_neighbours() -> None:
@@ -331,7 +335,7 @@ def test_files_of_any_size_and_their_neighbours() -> None:
     """
     small = encode([moving(n) for n in range(6)], options={"x264-params": test_video_files.X264})
     data = small + (300 << 20).to_bytes(4, "big") + b"free" + bytes((300 << 20) - 8)
-    pool, limits = MediaPool(1, 60.0), MultiModalConfig(max_video_pixels=1 << 20)
+    pool, limits = MediaPool(1, 60.0, WORKER), MultiModalConfig(max_video_pixels=1 << 20)
     for _ in range(3):
         video = load_video(data, limits, pool)
         assert load_image(PNG, LIMIT, pool=pool).size == (40, 30)
@@ -421,7 +425,7 @@ def test_children_are_started_again_and_closed(odd: MediaPool, monkeypatch: pyte
 
 def test_a_child_does_not_start_once_its_pool_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that was lent before; and a thread that waits for one is told at once."""
-    before, pool = children(), MediaPool(1, 60.0)
+    before, pool = children(), MediaPool(1, 60.0, WORKER)
     start, starting, closed = Child.start, threading.Event(), threading.Event()
 
     def slow_start(child: Child) -> None:
@@ -467,7 +471,7 @@ def test_interrupts_of_every_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Signals between any two bytecodes, also before a child is ready: the only child is not lost, nor any file."""
     monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)  # in a callback they are lost to Python itself
     rng, interrupted = Random(3), 0
-    pool = MediaPool(1, 60.0)
+    pool = MediaPool(1, 60.0, WORKER)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         while frame is not None:
@@ -528,6 +532,7 @@ def test_a_forked_process_has_children_of_its_own(odd: MediaPool) -> None:
 
 PARENT = """
 import sys
+from corellm.media.frames import load_frames
 from corellm.media.image import load_image
 from corellm.media.pool import MediaPool
 pool = MediaPool(1, 60.0, "tests.media.odd_worker")
@@ -572,11 +577,11 @@ def test_a_child_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_child_imports_little_and_inherits_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither torch nor decoders until they are needed."""
-    code = "import sys, corellm.media.worker; print(*sys.modules)"
+    code = "import sys, corellm_media.worker; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {m.split(".")[0] for m in loaded} & {"torch", "transformers", "numpy", "PIL", "av", "soundfile"} == set()
     monkeypatch.setenv("MY_API_KEY", "secret")
-    pool = MediaPool(1, 60.0)
+    pool = MediaPool(1, 60.0, WORKER)
     load_image(PNG, LIMIT, pool=pool)
     running = pool._children._children[0]._running
     assert running is not None

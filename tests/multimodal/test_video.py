@@ -16,12 +16,13 @@ from PIL import Image
 
 from corellm.config import EngineConfig, MultiModalConfig
 from corellm.errors import ConfigError, EmbeddingInputError, MediaError, MediaTooLargeError
-from corellm.media.video import load_video
+from corellm.media.frames import load_frames
 from corellm.multimodal import DataParser, MediaItems, Video, dummy_videos
 from corellm.multimodal.defaults import video_arguments
 from corellm.multimodal.hashing import hash_item
 from corellm.multimodal.items import EmbeddingItems
-from tests.media.videos import HEIGHT, WIDTH, encode, plain, same_colour
+from corellm_media.video.files import load_video
+from extensions.media.tests.videos import HEIGHT, WIDTH, encode, plain, same_colour
 
 ARRAY = np.stack([plain(n) for n in range(4)])
 TENSOR = torch.from_numpy(ARRAY.copy())
@@ -134,7 +135,8 @@ def test_what_is_no_video(value: Any, words: str) -> None:
 
 def test_counting_opens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """So limits on numbers of items come first."""
-    monkeypatch.setattr("corellm.multimodal.parsing.load_video", lambda *_: pytest.fail("opened a video"))
+    for name in ("load_frames", "media_reader"):
+        monkeypatch.setattr(f"corellm.multimodal.parsing.{name}", lambda *_: pytest.fail("opened a video"))
     assert DataParser().count({"video": ["no such file", b"", ARRAY, (ARRAY, {})]}) == {"video": 4}
 
 
@@ -207,11 +209,11 @@ def test_indices(form: str) -> None:
 
 def test_times_of_frames() -> None:
     """By the rate, of a sample by where its frames were taken; without a rate there are none."""
-    assert load_video((ARRAY, {"fps": 8}), LIMITS).timestamps([0, 1, 1, 3]) == [0, 0.125, 0.125, 0.375]
-    sample = load_video((ARRAY, {"fps": 8, "frames_indices": [0, 4, 8, 20], "total_num_frames": 24}), LIMITS)
+    assert load_frames((ARRAY, {"fps": 8}), LIMITS).timestamps([0, 1, 1, 3]) == [0, 0.125, 0.125, 0.375]
+    sample = load_frames((ARRAY, {"fps": 8, "frames_indices": [0, 4, 8, 20], "total_num_frames": 24}), LIMITS)
     assert sample.timestamps(range(4)) == [0, 0.5, 1, 2.5]
     with pytest.raises(MediaError, match=r"\(frames, \{'fps': ...\}\)"):
-        load_video(ARRAY, LIMITS).timestamps([0])
+        load_frames(ARRAY, LIMITS).timestamps([0])
 
 
 # --- metadata ---------------------------------------------------------------------------------------------------------
@@ -233,7 +235,7 @@ def test_times_of_frames() -> None:
 )  # fmt: skip
 def test_metadata(given: dict[str, Any], known: dict[str, Any]) -> None:
     """As transformers names it; what follows from the rest need not be said."""
-    metadata = dataclasses.asdict(load_video((ARRAY, given), LIMITS).metadata)
+    metadata = dataclasses.asdict(load_frames((ARRAY, given), LIMITS).metadata)
     assert metadata | known == metadata
 
 
@@ -311,10 +313,10 @@ def test_all_frames_for_a_processor_that_samples_itself() -> None:
     assert (frames.shape, frames.dtype) == (ARRAY.shape, np.uint8)
     assert all(same_colour(frame, n) for n, frame in enumerate(frames))
     assert VideoMetadata(**arguments["video_metadata"][0]).timestamps == pytest.approx([0, 0.04, 0.08, 0.12])
-    sample = video_arguments(load_video((ARRAY, {"frames_indices": [1, 2, 3, 9]}), LIMITS), 10**6)
+    sample = video_arguments(load_frames((ARRAY, {"frames_indices": [1, 2, 3, 9]}), LIMITS), 10**6)
     assert sample["do_sample_frames"] is False
     assert sample["video_metadata"][0]["frames_indices"] == [1, 2, 3, 9]
-    wish = video_arguments(load_video((ARRAY, {"do_sample_frames": True}), LIMITS), 10**6)
+    wish = video_arguments(load_frames((ARRAY, {"do_sample_frames": True}), LIMITS), 10**6)
     assert wish["do_sample_frames"] is True
     with pytest.raises(MediaTooLargeError, match=r"4 frames .* 36864 bytes, .* 36863"):
         video_arguments(load_video(file(), LIMITS), 36863)

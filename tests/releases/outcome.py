@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 from tests.kinds.outcome import Outcome
 from tests.releases.environment import Environment
 
-_PARITY = ("tests/text_models", "tests/recurrent", "plugins")
+_PARITY = ("tests/text_models", "extensions/recurrent", "plugins")
 _PARITY_RULES = "greedy or whole or swap or recurrent"
 
 

@@ -181,9 +181,9 @@ def check_without_extras(environment: Environment, work: Path) -> None:
     """Check that a plugin for images installs nothing for video and audio, and that the error names what to install."""
     for module in ("av", "soundfile", "soxr", "librosa"):
         expect(f"No module named '{module}'", environment.python("-c", f"import {module}", status=1))
-    for media, libraries in (("video.mp4", "av"), ("audio.wav", "soundfile soxr")):
+    for media in ("video.mp4", "audio.wav"):
         output = environment.corellm("run", "checkpoint", work / media, "What is this?", status=1)
-        expect(f"pip install {libraries}", output)
+        expect("pip install ./extensions/media", output)
         if "Traceback" in output:
             sys.exit(f"{media} ended in a traceback:\n{output}")
 
@@ -230,6 +230,16 @@ def check_pooling(work: Path, wheels: Wheels) -> None:
     print("corellm-pooling: embeds, and is missed where it is not", flush=True)
 
 
+def check_media(work: Path, wheels: Wheels) -> None:
+    """Check audio and videos with the core and one plugin: a video is watched; what to install where it is missing."""
+    environment = installed(work / "media", ["corellm-media", "corellm-qwen-vl"], wheels)
+    expect("corellm-media", environment.corellm("plugins"))
+    print("corellm run demo-video:", environment.corellm("run", "demo-video", work / "video.mp4", "What?").strip())
+    environment.pip("uninstall", "--yes", "corellm-media")
+    told = environment.corellm("run", "demo-video", work / "video.mp4", "What?", status=1)
+    expect("pip install ./extensions/media", told)
+
+
 def check_ray(work: Path, wheels: Wheels) -> None:
     """Check the options of replicas with the server and one plugin; what to install where they are missing."""
     environment = installed(work / "ray", ["corellm-ray", "corellm-llava"], wheels)
@@ -251,11 +261,13 @@ class Script:
     code: str
     says: str
     plugin: str = "corellm-llava"
+    others: Sequence[str] = ()
+    """Other distributions that the script needs."""
 
     def __call__(self, work: Path, wheels: Wheels) -> None:
         """Run it with the core and one plugin, from their wheels, then without the extension."""
         distribution = f"corellm-{self.name}"
-        environment = installed(work / self.name, [distribution, self.plugin], wheels)
+        environment = installed(work / self.name, [distribution, self.plugin, *self.others], wheels)
         expect(distribution, environment.corellm("plugins"))
         expect(self.says, environment.python("-c", self.code))
         environment.pip("uninstall", "--yes", distribution)
@@ -273,6 +285,16 @@ audio = np.sin(np.arange(8000, dtype=np.float32))
 prompt = {"prompt": "", "multi_modal_data": {"audio": (audio, 16000)}}
 params = SamplingParams(max_tokens=4, ignore_eos=True)
 print("tokens:", len(LLM("whisper").generate(prompt, params)[0].outputs[0].token_ids))
+"""
+
+
+MAMBA = """
+from corellm import LLM, SamplingParams
+from corellm_testing.tiny_text import make_tiny_checkpoint
+
+make_tiny_checkpoint("mamba", architecture="MambaForCausalLM")
+params = SamplingParams(max_tokens=4, ignore_eos=True)
+print("tokens:", len(LLM("mamba").generate("A", params)[0].outputs[0].token_ids))
 """
 
 
@@ -422,11 +444,15 @@ def check_vllm(work: Path, wheels: Wheels) -> None:
 EXTENSIONS = {
     "corellm-server": check_server,
     "corellm-decoding": check_decoding,
-    "corellm-encoder-decoder": Script("encoder-decoder", WHISPER, "tokens: ", "corellm-transformers"),
+    "corellm-encoder-decoder": Script(
+        "encoder-decoder", WHISPER, "tokens: ", "corellm-transformers", ["corellm-media"]
+    ),
+    "corellm-media": check_media,
     "corellm-lora": Script("lora", LORA, "differ: True"),
     "corellm-pooling": check_pooling,
     "corellm-quantization": Script("quantization", FOUR_BITS, "tokens: "),
     "corellm-ray": check_ray,
+    "corellm-recurrent": Script("recurrent", MAMBA, "tokens: ", others=["corellm-testing"]),
     "corellm-speculative": Script("speculative", DRAFTS, "tokens: "),
     "corellm-speech": check_speech,
     "corellm-structured": Script("structured", STRUCTURED, "one of both: "),

@@ -55,12 +55,17 @@ class AttentionMetadata:
         Raises:
             ContractError: it did not.
         """
-        for name, tensor in (("queries", call.query), ("keys", call.key), ("values", call.value)):
-            if len(tensor) != len(self.slot_mapping):
-                raise ContractError(
-                    f"attention gets {name} of {len(tensor)} tokens in a step of {len(self.slot_mapping)}: a text "
-                    "decoder must give each layer all tokens"
-                )
+        if not len(call.query) == len(call.key) == len(call.value) == len(self.slot_mapping):
+            raise _too_few(call, len(self.slot_mapping))
+
+
+def _too_few(call: AttentionCall, num_tokens: int) -> ContractError:
+    given = (("queries", call.query), ("keys", call.key), ("values", call.value))
+    name, tensor = next((name, tensor) for name, tensor in given if len(tensor) != num_tokens)
+    return ContractError(
+        f"attention gets {name} of {len(tensor)} tokens in a step of {num_tokens}: a text decoder must give each layer "
+        "all tokens"
+    )
 
 
 @dataclass(frozen=True)

@@ -235,7 +235,7 @@ class ChatProcessor:
                 param="allowed_special",
             )
         for token in allowed:
-            if token in self._placed_literals:
+            if token in self._placeholder_literals:
                 raise InvalidParameterError(
                     f"allowed_special: {token!r:.100} stands for an item; items are given as parts of a message",
                     param="allowed_special",
@@ -248,8 +248,8 @@ class ChatProcessor:
         return frozenset(allowed)
 
     def _make_guards(self, allowed: frozenset[str]) -> Guards:
-        placed = Guard(self._placed_literals)
-        return Guards(others=Guard(self._placed_literals | (self._special_literals - allowed)), operator=placed)
+        placed = Guard(self._placeholder_literals)
+        return Guards(others=Guard(self._placeholder_literals | (self._special_literals - allowed)), operator=placed)
 
     @cached_property
     def _special_literals(self) -> frozenset[str]:
@@ -258,7 +258,7 @@ class ChatProcessor:
         return frozenset(filter(str.strip, {*special, *self._tokenizer.all_special_tokens}))
 
     @cached_property
-    def _placed_literals(self) -> frozenset[str]:
+    def _placeholder_literals(self) -> frozenset[str]:
         """Strings that tokenize to placeholders of items or tokens around them, before or after expansion."""
         profile = self._mm_processor.profile
         hooks, modalities = self._hooks, profile.max_tokens

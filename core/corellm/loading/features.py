@@ -38,16 +38,14 @@ def with_kept_states(
     Raises:
         ConfigError: there is not enough memory.
     """
-    if not weights.mixers:
+    if weights.kept is None:
         return config, weights
-    from corellm.worker.parts.recurrent.checking import make_states
-    from corellm.worker.parts.recurrent.rows import Rows
-
     logger.info("prefix caching is off: layers of this model keep a state, which is not kept with blocks")
-    of_each: int = getattr(weights.language_model.config, "number_of_conv_states", 1)
-    rows = Rows(sequences_at_once(config, context), max((part.most_drafts for part in weights.parts), default=0))
+    most_drafts = max((part.most_drafts for part in weights.parts), default=0)
     with memory.explaining("the states of sequences", "lower max_num_seqs"):
-        states = make_states(weights.mixers, of_each, rows, context.dtype, context.device)
+        states = weights.kept.part(
+            weights.language_model, sequences_at_once(config, context), most_drafts, context.dtype, context.device
+        )
     config = replace(config, cache=replace(config.cache, enable_prefix_caching=False))
     return config, replace(weights, parts=[states, *weights.parts])
 
@@ -64,11 +62,9 @@ def parts_of(weights: ModelParts, cache: KVCache) -> Callable[[ModelRunner], Seq
 
 def _make_parts(weights: ModelParts, cache: KVCache, runner: ModelRunner) -> list[StepPart]:
     parts: list[StepPart] = []
-    if weights.has_spans:
-        from corellm.worker.parts.spans import Spans
-
-        parts.append(Spans(weights.causal_layers, windows_cut=weights.windows_cut_spans))
-    if cache.placed_layers:  # after spans, which count in these layers, too
+    if weights.two_way is not None:
+        parts.append(weights.two_way.part())
+    if cache.placed_layers:  # after the one before, which counts in these layers, too
         parts.append(Windows(cache))
     if weights.attended is not None:
         parts.append(weights.attended.part(runner, weights.language_model))
@@ -119,8 +115,8 @@ def cache_bytes(
     """Return the bytes of the KV cache by its number of blocks; `more_tokens` may be added to a step's budget."""
     block_size, windowed = config.cache.block_size, window_layers(weights.layout)
     window, of_parts = largest_window(weights.layout), sum(part.block_bytes for part in weights.parts)
-    if window is None or weights.attended is not None or not weights.windows_cut_spans:
-        # states that are attended to lie in the same blocks, and are seen whole, as spans are; a decoder that never
+    if window is None or weights.attended is not None or (weights.two_way and not weights.two_way.windows_cut):
+        # attended states lie in the same blocks, and are seen whole, as what `two_way` sees; a decoder that never
         # attends has blocks without keys and values: sequences are counted in them
         return CacheBytes(max(1, block_bytes(weights.layout, block_size, kv_dtype) + of_parts))
     from corellm.scheduling.window_blocks import most_places

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +20,19 @@ from corellm.config import EngineConfig
 from corellm.errors import ConfigError, MissingExtraError
 from corellm.hookspecs import LoadConfig, ModelContext
 from corellm.loading.attended_states import AttendedStates
-from corellm.loading.decoder_probe import DecoderProbe, causal_layers, probe_decoder, probe_spans
+from corellm.loading.decoder_probe import DecoderProbe, probe_decoder
+from corellm.loading.kept_states import KeptStates, find_keeping, kept_states
 from corellm.loading.packed_linear import pack_linears, packing_helps
 from corellm.loading.sizing import most_captured_rows, sequences_at_once, wanted_len
+from corellm.loading.two_way import TwoWay, find_two_way
 from corellm.loading.weight_places import WeightPlace, weight_places
 from corellm.modelling.defaults import freeze, model_width
 from corellm.modelling.linear_additions import LinearAdditions
 from corellm.plugin.extensions import call_extensions, first_result
-from corellm.plugin.hook_callers import HookCallers, adapter_implements
+from corellm.plugin.hook_callers import HookCallers
 from corellm.quantization import MakeQuantize, quantize_linears
 from corellm.system.mapped_weights import release_mapped_weights
 from corellm.worker.kv_cache import LayerLayout
-from corellm.worker.parts.recurrent.finding import find_mixers, noting_widths
 from corellm.worker.parts.step_part import StepPart
 
 if TYPE_CHECKING:
@@ -53,18 +55,14 @@ class ModelParts:
     """Width of the logits."""
     embedding_size: int
     """Number of token ids that can be embedded."""
-    has_spans: bool
-    """Whether prompts may have spans of tokens that see each other."""
-    causal_layers: frozenset[int]
-    """Layers in which tokens of a span do not see each other."""
-    windows_cut_spans: bool
-    """Whether a window hides the beginning of a span from tokens of the same span."""
+    two_way: TwoWay | None
+    """How layers let tokens of a prompt see later ones; None where none do."""
     make_runner: Callable[..., ModelRunner] | None = None
     """Makes the worker of a model without logits; None where tokens are sampled."""
     attended: AttendedStates | None = None
     """States that the decoder attends to, beside its own tokens."""
-    mixers: dict[str, tuple[nn.Module, int]] = field(default_factory=dict)
-    """The decoder's modules that keep a state, and the width of their input, by name."""
+    kept: KeptStates | None = None
+    """The decoder's modules that keep a state."""
     parts: Sequence[StepPart] = ()
     """What runs beside the decoder in a step and is made with the weights: kept states, what extensions offer."""
     added: Mapping[str, nn.Module] = field(default_factory=dict)
@@ -108,8 +106,9 @@ def load_weights(
     language_model = hooks.get_language_model(model=model)
     token = torch.zeros(1, dtype=torch.long, device=context.device)
     width = hooks.get_input_embeddings(model=model, input_ids=token).shape[-1]
-    mixers = find_mixers(language_model)
-    with noting_widths(mixers) as widths:
+    keeping = find_keeping(language_model)
+    states = kept_states(keeping)
+    with nullcontext() if states is None else states.probed():
         layout, hidden = probe_decoder(
             language_model,
             width,
@@ -118,22 +117,18 @@ def load_weights(
             max_len=wanted_len(config, context),
             softcaps=backend.softcaps,
             sinks=backend.sinks,
-            stateful={index for mixer in mixers.values() if isinstance(index := mixer.layer_idx, int)},
+            stateful=frozenset() if states is None else states.layers,
             probe_class=DecoderProbe if attended is None else attended.probe_class,
         )
     hidden_size = hidden.shape[-1]
-    names_spans = adapter_implements(hooks.get_bidirectional_spans)
-    ahead, windows_cut = frozenset[int](), True
-    if hooks.get_supported_mm_limits():
-        ahead, windows_cut = probe_spans(model, language_model, hidden_size, context.dtype, context.device)
-    causal = causal_layers(model, layout, ahead, names_spans=names_spans, backend=backend)
+    two_way = find_two_way(hooks, model, language_model, layout, hidden_size, context, backend)
     embedding_size = model_width(model)
     make_runner = use.runner(config, context, model, hidden_size)
     samples = make_runner is None
     vocab_size = hooks.compute_logits(model=model, hidden_states=hidden).shape[-1] if samples else embedding_size
     replace_layers(model, config, context, make_quantize, kept=kept)
     places = weight_places(model)
-    linears = LinearAdditions(model, language_model, mixers.values(), samples=samples)
+    linears = LinearAdditions(model, language_model, keeping.values(), samples=samples)
     offered = call_extensions(
         "offer_step_part", _is_part,
         linears=linears, config=config, context=context, max_num_seqs=sequences_at_once(config, context),
@@ -142,11 +137,9 @@ def load_weights(
     parts = [part for _, part in offered]
     _check_drafts(config, parts, samples=samples)
     linears.close()
-    found = {name: (module, widths[name]) for name, module in mixers.items()}
     sizes = (hidden_size, vocab_size, embedding_size)
     return ModelParts(
-        model, language_model, layout, *sizes, names_spans, causal, windows_cut, make_runner, attended, found,
-        parts, linears.layers, places,
+        model, language_model, layout, *sizes, two_way, make_runner, attended, states, parts, linears.layers, places,
     )  # fmt: skip
 
 

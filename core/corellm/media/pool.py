@@ -1,14 +1,12 @@
 """Decodes files in child processes, within limits on time and memory.
 
 A file that makes a decoder hang, crash or use too much memory fails its own request alone. `worker` is the child's
-side, `reply` checks what it returns, `pooled_video` reads frames when they are wanted. Files and what is decoded of
-them are passed in shared memory.
+side, `reply` checks what it returns. Files and what is decoded of them are passed in shared memory.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -30,16 +28,15 @@ from corellm.media.reply import Reply
 from corellm.media.worker import PIXELS_AT
 
 if TYPE_CHECKING:
-    import numpy as np
     from PIL import Image
-
-    from corellm.media.pooled_video import PooledVideo
 
 MAX_WORKERS = 4
 """Most children by default."""
+IMAGE_WORKER = "corellm.media.worker"
+"""What children run to decode images alone."""
 
-_BYTES_PER_PIXEL, _BYTES_PER_SAMPLE = 12, 16
-"""Memory that decoding may take, for each pixel of the largest image and each sample of the longest audio."""
+_BYTES_PER_PIXEL = 12
+"""Memory that decoding may take for each pixel of the largest image."""
 _MAX_REPLY_BYTES = 1 << 16
 """Sizes or an error, in JSON; what is decoded comes in shared memory."""
 
@@ -52,19 +49,19 @@ class MediaPool:
     Args:
         workers: how many files are decoded at once.
         seconds: how long one call may take, and how long to wait for a free child.
-        module: what children run, `worker` or something that is used in its place.
+        module: what children run: `worker`, or one that decodes more.
     """
 
-    def __init__(self, workers: int, seconds: float, module: str = "corellm.media.worker") -> None:
+    def __init__(self, workers: int, seconds: float, module: str = IMAGE_WORKER) -> None:
         self._children = ChildPool(workers, module, max_reply_bytes=_MAX_REPLY_BYTES)
         self._workers, self._seconds = workers, seconds
 
     @classmethod
-    def of(cls, config: MultiModalConfig) -> MediaPool | None:
+    def of(cls, config: MultiModalConfig, module: str = IMAGE_WORKER) -> MediaPool | None:
         """The pool that a configuration asks for; None if files are decoded in this process."""
         processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else MAX_WORKERS
         workers = min(MAX_WORKERS, processors) if config.media_workers is None else config.media_workers
-        return cls(workers, config.media_timeout) if workers else None
+        return cls(workers, config.media_timeout, module) if workers else None
 
     def start(self) -> None:
         """Start a child in the background and decode an image in it, so that the first file need not wait for imports.
@@ -99,29 +96,6 @@ class MediaPool:
             reply.require(width * height <= max_pixels)
             with reply.view(width * height * 4, PIXELS_AT) as pixels:
                 return Image.frombytes("RGB", (width, height), pixels, "raw", "RGBX")
-
-    def audio(
-        self, data: Encoded, name: str, sampling_rate: int, max_seconds: float, formats: Collection[str]
-    ) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Do as `audio.decode_audio`."""
-        import numpy as np
-
-        request = {
-            "do": "audio", "name": name, "sampling_rate": sampling_rate, "max_seconds": max_seconds,
-            "formats": list(formats),
-        }  # fmt: skip
-        most = math.ceil(max_seconds * sampling_rate) + 1
-        with self.reply(name, request, _BYTES_PER_SAMPLE * most, data) as reply:
-            samples = np.empty(reply.count("samples", most), np.float32)
-            reply.read_into(samples)
-            reply.require(bool(np.isfinite(samples).all()))
-        return samples
-
-    def video(self, data: bytes, container: str, limits: MultiModalConfig) -> PooledVideo:
-        """Open a video, as `video.loading` does in this process."""
-        from corellm.media.pooled_video import PooledVideo
-
-        return PooledVideo(self, data, container, limits)
 
     @contextlib.contextmanager
     def reply(

@@ -5,7 +5,7 @@ The names below are for authors of adapters; importing them imports no torch. Th
     inputs              the result: an item's tensors, and the run of prompt tokens that stands for it
     processor           how it is made, one item at a time; with `item_limits`, `uuids`, `processor_kwargs`,
                         `hook_results`
-    parsing             what a user gives, to the containers in `items`
+    parsing             what a user gives, to the containers in `items`; with `media_reader`
     hashing             an item's identifier, under which `cache` keeps it processed
     fields              how a processor's tensors divide into items, and join again for an encoder; with `nested`
     prompt_updates      how each item's placeholder gets into the prompt

@@ -1,12 +1,13 @@
 """From `multi_modal_data` as the user gives it to items: split, counted, checked, decoded.
 
-Knows which keys and types a request may have; `image`, `video` and `audio` read one item each. Counting opens nothing,
-so limits can be checked first. Strings are paths: a server gives this parser bytes, never a
-client's strings.
+Knows which keys and types a request may have; `image`, `frames` and a `media_reader` read one item each. Counting
+opens nothing, so limits can be checked first. Strings are paths: a server gives this parser bytes, never a client's
+strings.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,8 +22,8 @@ from corellm.errors import (
     UnsupportedModalityError,
 )
 from corellm.media.files import encoded_bytes, read_url
+from corellm.media.frames import is_frame, is_frames_and_metadata, load_frames
 from corellm.media.type_checks import is_array, is_tensor
-from corellm.media.video import Video, is_frame, is_frames_and_metadata, load_video
 from corellm.multimodal.items import (
     EmbeddingItems,
     EncodedItem,
@@ -33,12 +34,14 @@ from corellm.multimodal.items import (
     UuidItem,
     name_item_in_errors,
 )
+from corellm.multimodal.media_reader import media_reader
 
 if TYPE_CHECKING:
     import numpy as np
     from PIL import Image
 
     from corellm.media.pool import MediaPool
+    from corellm.media.video import Video
 
 _EMBEDS = "_embeds"
 _CHANNELS = frozenset({1, 3, 4})
@@ -134,9 +137,9 @@ class DataParser:
                 under `"image"`, too, unless they might be images. None under a key is the same as no key.
                 A `UuidItem` in a list stays as it is.
                 `{"video": ...}` with one video or a list of them: path, `data:` URL, encoded bytes, frames, or
-                `(frames, metadata)` (see `video.load_video`; a list of images is one video, rank 5 a batch).
+                `(frames, metadata)` (see `frames.load_frames`; a list of images is one video, rank 5 a batch).
                 `{"audio": ...}` with one item or a list of them: path, `data:` URL, encoded bytes, `(samples, rate)`,
-                or an array or tensor at the model's rate (see `audio.load_audio`).
+                or an array or tensor at the model's rate.
 
         Raises:
             UnsupportedModalityError: an unknown key.
@@ -200,9 +203,14 @@ class DataParser:
         """One video, whose frames are decoded on demand.
 
         Raises:
-            MediaError: see `video.load_video`; also URLs other than `data:`, which are not fetched here.
+            MediaError: see `frames.load_frames`; a file that is no video, or broken; also URLs other than `data:`,
+                which are not fetched here.
+            MissingExtraError: a file needs corellm-media.
         """
-        return load_video(read_url(value) if isinstance(value, str) else value, self.limits, self.pool)
+        source = read_url(value) if isinstance(value, str) else value
+        if isinstance(source, (str, os.PathLike, bytes, bytearray, memoryview)):
+            return media_reader("a video in a file").load_video(source, self.limits, self.pool)
+        return load_frames(source, self.limits)
 
     def split_audio(self, value: Any) -> RawItems:
         """Audio: a list is several items, `(samples, rate)` is one."""
@@ -212,16 +220,16 @@ class DataParser:
         """One audio item, `[num_samples]` float32 at the model's sampling rate.
 
         Raises:
-            MediaError: see `audio.load_audio`; also URLs other than `data:`, which are not fetched here.
+            MediaError: no audio, or broken; also URLs other than `data:`, which are not fetched here.
             ContractError: this parser was made without a sampling rate.
+            MissingExtraError: audio needs corellm-media.
         """
-        from corellm.media.audio import load_audio
-
         rate = self.sampling_rate() if callable(self.sampling_rate) else self.sampling_rate
         if rate is None:
             raise ContractError("get_data_parser: a DataParser for audio needs a sampling_rate")
         source = read_url(value) if isinstance(value, str) else value
-        return load_audio(source, rate, self.limits.max_audio_seconds, self.limits.media_formats, self.pool)
+        limits = self.limits
+        return media_reader("audio").load_audio(source, rate, limits.max_audio_seconds, limits.media_formats, self.pool)
 
     def _split(self, mm_data: Mapping[str, Any]) -> dict[str, RawItems]:
         if not isinstance(mm_data, Mapping):

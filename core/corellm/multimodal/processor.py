@@ -22,6 +22,7 @@ from corellm.multimodal.hook_results import adapter_errors, call_hook
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.item_limits import NO_LIMITS, check_counts, lowered_limits
 from corellm.multimodal.items import EmbeddingItems, ModalityItems, MultiModalItems, name_item_in_errors
+from corellm.multimodal.media_reader import worker_module
 from corellm.multimodal.parsing import DataParser
 from corellm.multimodal.processor_kwargs import KwargsByModality, kwargs_names
 from corellm.multimodal.profile import DummyProfile, measure_profile
@@ -56,7 +57,7 @@ class MultiModalProcessor:
     ) -> None:
         self.hooks = hooks
         self.config = config
-        self._pool = MediaPool.of(config)
+        self._pool = MediaPool.of(config, worker_module())
         self.cache = ProcessorCache(int(config.mm_processor_cache_gb * 2**30))
         self._tokenize = tokenize
         self._token_text = token_text

@@ -32,10 +32,12 @@ if TYPE_CHECKING:
     from corellm.hookspecs import ModelContext
     from corellm.llm import LLM
     from corellm.loading.attended_states import StatesOffer
+    from corellm.loading.kept_states import KeptStates
     from corellm.loading.model_use import ModelUse
     from corellm.loading.weight_key import WeightKey
     from corellm.modelling.defaults import MergeRows
     from corellm.modelling.linear_additions import AddLowRank, LinearAdditions
+    from corellm.multimodal.media_reader import MediaReader
     from corellm.quantization import MakeQuantize, Quantize
     from corellm.sampling.constraint import MakeConstraint
     from corellm.sampling.device_sampling import Sample
@@ -228,6 +230,17 @@ def offer_attended_states(context: ModelContext) -> StatesOffer | None:
 
 
 @_hookspec
+def offer_kept_states(modules: Mapping[str, nn.Module]) -> KeptStates | None:
+    """Offer to run a decoder's modules that keep a state of each sequence: a `corellm.loading.kept_states.KeptStates`.
+
+    Called once per loaded model that has such modules, before its decoder runs. The first offer is taken.
+
+    Args:
+        modules: by name.
+    """
+
+
+@_hookspec
 def offer_prompt_key(context: ModelContext) -> PromptKey | None:
     """Offer a key that prompts may have: a `corellm.frontend.prompt_key.PromptKey`.
 
@@ -259,6 +272,14 @@ def wrap_adapter(context: ModelContext) -> Any:
 
     Called once per loaded model. A wrapper is a generator: it runs, yields, receives the adapter's return value and
     returns it or another (see pluggy's documentation). Use it for logging, tracing, token pruning.
+    """
+
+
+@_hookspec
+def offer_media_reader() -> MediaReader | None:
+    """Offer to read audio, and videos in files: a `corellm.multimodal.media_reader.MediaReader`.
+
+    The first offer is taken. Called when a model is loaded, and when such an item is read: import decoders later.
     """
 
 

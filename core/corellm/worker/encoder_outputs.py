@@ -27,18 +27,8 @@ def checked_outputs(
     parts = _one_per_item(features, outputs)
     width = parts[0].shape[-1] if width is None else width
     for feature, part in zip(features, parts, strict=True):
-        wanted = feature.placeholder.num_embeds
-        if part.dim() == 2 and len(part) == wanted and part.shape[-1] != width:
-            raise EmbeddingCountError(
-                f"{feature.modality} {feature.item}: get_multimodal_embeddings returned embeddings of width "
-                f"{part.shape[-1]}, not {width}: the decoder's hidden_size, or what get_multimodal_embedding_width "
-                f"states"
-            )
-        if tuple(part.shape) != (wanted, width):
-            raise EmbeddingCountError(
-                f"{feature.modality} {feature.item}: get_prompt_updates made room for {wanted} embeddings of width "
-                f"{width}, get_multimodal_embeddings returned a tensor of shape {tuple(part.shape)}"
-            )
+        if tuple(part.shape) != (feature.placeholder.num_embeds, width):
+            raise _misshapen(feature, part, width)
     return [part.to(device=device, dtype=dtype) for part in parts]
 
 
@@ -63,18 +53,36 @@ def not_finite(feature: MultiModalFeature, dtype: torch.dtype) -> EncoderError:
     return EncoderError(f"{feature.modality} {feature.item}: its embeddings hold NaN or infinity in {dtype}")
 
 
+def _misshapen(feature: MultiModalFeature, part: Tensor, width: int) -> EmbeddingCountError:
+    wanted, item = feature.placeholder.num_embeds, f"{feature.modality} {feature.item}"
+    if part.dim() == 2 and len(part) == wanted:
+        return EmbeddingCountError(
+            f"{item}: get_multimodal_embeddings returned embeddings of width {part.shape[-1]}, not {width}: the "
+            f"decoder's hidden_size, or what get_multimodal_embedding_width states"
+        )
+    return EmbeddingCountError(
+        f"{item}: get_prompt_updates made room for {wanted} embeddings of width {width}, get_multimodal_embeddings "
+        f"returned a tensor of shape {tuple(part.shape)}"
+    )
+
+
 def _one_per_item(features: Sequence[MultiModalFeature], outputs: Any) -> list[Tensor]:
-    parts = list(outputs) if isinstance(outputs, (Tensor, Sequence)) else None
-    if parts is None or not all(isinstance(part, Tensor) for part in parts):
+    parts = list(outputs) if isinstance(outputs, (Tensor, Sequence)) else [outputs]
+    if len(parts) != len(features) or not all(isinstance(part, Tensor) for part in parts):
+        raise _miscounted(features, outputs)
+    return parts
+
+
+def _miscounted(features: Sequence[MultiModalFeature], outputs: Any) -> ContractError | EmbeddingCountError:
+    parts = list(outputs) if isinstance(outputs, (Tensor, Sequence)) else [outputs]
+    if not all(isinstance(part, Tensor) for part in parts):
         forgotten = " (a forgotten return?)" if outputs is None else ""
-        raise ContractError(
+        return ContractError(
             f"get_multimodal_embeddings returned {type(outputs).__name__} {outputs!r:.60}{forgotten}; it must "
             f"return a tensor [items, tokens, width], or a list of one tensor [tokens, width] per item"
         )
-    if len(parts) != len(features):
-        shapes = ", ".join(str(list(part.shape)) for part in parts[:4]) + (", ..." if len(parts) > 4 else "")
-        raise EmbeddingCountError(
-            f"get_multimodal_embeddings must return one entry for each of {len(features)} {features[0].modality} "
-            f"items, and returned {len(parts)}: {shapes}; divide them by the items' own counts (torch.split)"
-        )
-    return parts
+    shapes = ", ".join(str(list(part.shape)) for part in parts[:4]) + (", ..." if len(parts) > 4 else "")
+    return EmbeddingCountError(
+        f"get_multimodal_embeddings must return one entry for each of {len(features)} {features[0].modality} "
+        f"items, and returned {len(parts)}: {shapes}; divide them by the items' own counts (torch.split)"
+    )

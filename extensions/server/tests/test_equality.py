@@ -15,9 +15,9 @@ import pytest
 
 from corellm import LLM, RequestOutput, SamplingParams
 from corellm.engine.process.client import ProcessLLM
+from extensions.media.tests import test_audio
+from extensions.media.tests.videos import encode, plain
 from extensions.server.tests.conftest import MODEL, image_part, serving, user
-from tests.media import test_audio
-from tests.media.videos import encode, plain
 
 ENGINE: dict[str, Any] = {"dtype": "float32", "block_size": 8, "max_num_seqs": 16, "max_num_batched_tokens": 256}
 EXTRA: list[dict[str, Any]] = [

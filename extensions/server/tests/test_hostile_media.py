@@ -20,6 +20,7 @@ from PIL import Image
 from corellm import AsyncLLM
 from corellm.fetch_settings import FetchSettings
 from corellm_server.fetching.fetcher import Fetcher
+from extensions.media.tests import test_audio, test_video_files
 from extensions.server.tests.command import CHAT, Command, cmdline, command
 from extensions.server.tests.conftest import Running, chat, data_url, serving, user
 from extensions.server.tests.fetching.hosts import (
@@ -35,7 +36,7 @@ from extensions.server.tests.fetching.hosts import (
 from extensions.server.tests.footprint import Footprint, assert_no_leak
 from extensions.server.tests.test_process_faults import PATIENCE, within
 from tests.fixtures import wait_until
-from tests.media import test_audio, test_image, test_video_files
+from tests.media import test_image
 from tests.media.test_image_cost import jpeg_of_scans
 
 MOST_GROWTH = 768 << 20

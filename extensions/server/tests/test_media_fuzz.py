@@ -17,10 +17,11 @@ from typing import Any
 import psutil
 import pytest
 
+from extensions.media.tests import test_audio
 from extensions.server.tests.command import CHAT, Command, command
 from extensions.server.tests.conftest import chat, user
 from extensions.server.tests.test_promises import error_of
-from tests.media import test_audio, test_image, test_media_formats
+from tests.media import test_image, test_media_formats
 from tests.media.mutation import mutated
 
 Files = dict[tuple[str, str], bytes]

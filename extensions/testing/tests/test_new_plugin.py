@@ -158,7 +158,7 @@ def test_what_is_written(copy: Write) -> None:
     assert project["entry-points"]["corellm.models"] == {
         "ToyHearingForConditionalGeneration": "corellm_toyhearing:ToyHearing"
     }
-    assert "corellm[audio]>=0.2,<0.3" in project["dependencies"]
+    assert {"corellm>=0.2,<0.3", "corellm-media>=0.2,<0.3"} <= set(project["dependencies"])
     assert project["optional-dependencies"]["test"] == ["corellm-testing>=0.2,<0.3"]
     assert "copy of corellm-qwen-audio" in made.source("__init__").read_text()
     for step in (

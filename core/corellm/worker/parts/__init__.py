@@ -5,5 +5,4 @@ A model without a feature has no such part; `loading.features` makes those that 
     step_part        when a part is called
     windows          blocks' places in layers that see a window
     spans            which tokens of a prompt see later ones
-    recurrent        layers that keep a state
 """

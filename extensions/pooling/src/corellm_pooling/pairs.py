@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from corellm.errors import InvalidParameterError, PromptError
-from corellm.media.video import is_frame
+from corellm.media.frames import is_frame
 
 _Query = TypeVar("_Query")
 _Document = TypeVar("_Document")

@@ -49,8 +49,8 @@ def load_draft(config: EngineConfig, context: ModelContext, settings: DraftSetti
         backend = select_backend(opened.context.device, opened.context.dtype, config.model.attention_backend)
         kv_dtype = cache_dtype(config.cache.kv_cache_dtype, opened.context.dtype)
         weights = load_weights(own, opened, backend, weight_key(own, opened))
-        if weights.mixers or weights.attended is not None:
-            what = "keeps a state in its layers" if weights.mixers else "attends to states of items"
+        if weights.kept is not None or weights.attended is not None:
+            what = "keeps a state in its layers" if weights.kept is not None else "attends to states of items"
             raise ConfigError(f"speculative_config: the draft model {settings.model} {what}; take one that does not")
         freeze_rope(weights.language_model, max_len)
     logger.info("%s drafts up to %d tokens in a step", settings.model, settings.num_speculative_tokens)

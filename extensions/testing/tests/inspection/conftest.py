@@ -18,7 +18,7 @@ from corellm.config import EngineConfig
 from corellm.engine.llm_engine import LLMEngine
 from corellm_testing.inspection.collect import collect
 from corellm_testing.inspection.report import Report
-from tests.media.videos import encode, moving
+from extensions.media.tests.videos import encode, moving
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llava": ("corellm_llava.tiny", {}),

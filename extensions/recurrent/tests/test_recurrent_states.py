@@ -1,0 +1,227 @@
+"""Models whose layers keep a state give the tokens of transformers' `generate`, however their sequences are cut."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from corellm import LLM, SamplingParams
+from corellm.sampling.sampler import Sampler
+from corellm.worker.model_runner import ModelRunner
+from corellm_recurrent.mixer import Mixer
+from corellm_recurrent.states import RecurrentStates
+from corellm_testing.tiny_text import make_tiny_checkpoint
+from tests.text_models.parity import LENGTHS, PROMPTS, Model, generated
+from tests.text_models.stateful import MAIN, MORE
+from tests.worker.test_drafts import guessing
+
+_SCARCE = {"block_size": 8, "num_kv_blocks": 16}
+"""16 blocks of 8 tokens hold the longest request, but not all together."""
+ENGINES: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "chunks-of-7-blocks-of-32": {"max_num_batched_tokens": 7, "block_size": 32},
+    "recompute-chunks-of-64": {**_SCARCE, "max_num_batched_tokens": 64},
+    "swap-chunks-of-24": {**_SCARCE, "max_num_batched_tokens": 24, "preemption_mode": "swap"},
+}
+"""Sizes of chunks and of blocks, kinds of preemption: every architecture of `MAIN` meets them all."""
+CASES = [(name, engine) for name in MAIN for engine in ENGINES]
+CASES += [(name, "swap-chunks-of-24") for name in MORE]
+_EXACT = ("Lfm2ForCausalLM", "whole")
+"""A model whose layers give a token the same bits whatever runs beside it."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
+    """`model(architecture)`: written and generated from once."""
+    made: dict[str, Model] = {}
+
+    def make(architecture: str) -> Model:
+        if architecture not in made:
+            config = (MAIN | MORE)[architecture]
+            path = make_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), architecture=architecture, **config)
+            made[architecture] = Model(path, generated(architecture, path))
+        return made[architecture]
+
+    return make
+
+
+def _states(llm: LLM) -> RecurrentStates:
+    (states,) = (part for part in llm.engine.runner.parts if isinstance(part, RecurrentStates))
+    return states
+
+
+def _require_all_given_back(llm: LLM) -> None:
+    """No state is left when no request is."""
+    states = _states(llm)
+    states.rows.check_integrity()
+    assert (states.rows.num_held, states.num_parked) == (0, 0)
+    llm.engine.scheduler.blocks.check_integrity()
+
+
+@pytest.mark.parametrize("architecture", MAIN | MORE)
+def test_outputs_are_varied_and_depend_on_the_state(
+    model: Callable[[str], Model], architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With zeros in place of states nearly all outputs are others: equal tokens prove something of the states."""
+    tiny = model(architecture)
+    assert len({tuple(one.token_ids[:9]) for one in tiny.wanted}) == len(PROMPTS)
+    run = Mixer.run
+
+    def forgetful(mixer: Mixer, hidden: Tensor, states: Sequence[Tensor] | None, *rest: Any) -> Any:
+        return run(mixer, hidden, None if states is None else [torch.zeros_like(state) for state in states], *rest)
+
+    params = [SamplingParams(temperature=0, max_tokens=n, min_tokens=n) for n in LENGTHS]
+    with tiny.engine() as llm:
+        monkeypatch.setattr(Mixer, "run", forgetful)
+        outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    pairs = [(output.outputs[0].token_ids, want.token_ids) for output, want in zip(outputs, tiny.wanted, strict=True)]
+    assert all(got[0] == want[0] for got, want in pairs), "the prompt runs at once, without a state"
+    assert sum(got != want for got, want in pairs) >= 4
+
+
+@pytest.mark.parametrize(("architecture", "engine"), CASES)
+def test_tokens_equal_transformers(model: Callable[[str], Model], architecture: str, engine: str) -> None:
+    """Batched, in chunks, preempted in both ways, in blocks of several sizes: the same tokens, twice."""
+    tiny, options = model(architecture), ENGINES[engine]
+    with tiny.engine(**options) as llm:
+        outputs = tiny.require_equal(llm) + tiny.require_equal(llm)
+        assert not any(output.num_cached_tokens for output in outputs)
+        preempted = sum(output.metrics.num_preemptions for output in outputs)
+        assert (preempted > 0) == ("num_kv_blocks" in options)
+        _require_all_given_back(llm)
+
+
+@pytest.mark.parametrize(("architecture", "engine"), [*((name, "swap-chunks-of-24") for name in MAIN), _EXACT])
+def test_drafts_leave_the_states_as_they_would_be(
+    model: Callable[[str], Model], architecture: str, engine: str
+) -> None:
+    """Tokens are transformers', with drafts of which every fourth is wrong.
+
+    And log-probabilities those without drafts, bit for bit, where prompts are computed whole, by the compiled kernels.
+    """
+    tiny, options = model(architecture), ENGINES[engine]
+    known = {tuple(want.prompt_token_ids): [want.token_ids] for want in tiny.wanted}
+    with guessing(known) as part, tiny.engine(**options) as llm:
+        outputs = tiny.require_equal(llm)
+        counts = llm.engine.scheduler.get_stats()
+        _require_all_given_back(llm)
+    assert part.num_drafts > sum(counts.accepted_per_position) > 15
+    if not options and not torch.cuda.is_available() and os.environ.get("CORELLM_CPU_KERNELS") != "off":
+        with tiny.engine() as llm:
+            plain = tiny.require_equal(llm)
+        assert [one.outputs[0].logprobs for one in outputs] == [one.outputs[0].logprobs for one in plain]
+
+
+@pytest.mark.parametrize("architecture", MAIN)
+def test_a_step_that_fails_runs_again_from_the_same_states(
+    model: Callable[[str], Model], architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its requests run again one by one, and go on as if nothing had happened."""
+    failed: list[int] = []
+    start = Sampler.start
+
+    def failing(sampler: Sampler, logits: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if len(logits) > 1 and len(failed) < 4:
+            failed.append(len(logits))
+            raise RuntimeError("injected after the forward pass")
+        return start(sampler, logits, *args, **kwargs)
+
+    tiny = model(architecture)
+    with tiny.engine(max_num_batched_tokens=16) as llm:
+        monkeypatch.setattr(Sampler, "start", failing)
+        tiny.require_equal(llm)
+        _require_all_given_back(llm)
+    assert len(failed) == 4
+
+
+@pytest.mark.parametrize("architecture", ["Lfm2ForCausalLM", "GraniteMoeHybridForCausalLM"])
+def test_a_request_that_fails_leaves_the_others_their_states(
+    model: Callable[[str], Model], architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only it fails; the others have the reference's tokens."""
+    tiny, run = model(architecture), ModelRunner.run
+    poisoned = len(tiny.wanted[2].prompt_token_ids)
+
+    def failing(runner: ModelRunner, chunks: Any, states: Any, step: Any) -> None:
+        run(runner, chunks, states, step)
+        if any(c.start + c.num_tokens == poisoned for c in chunks if c.request_id.startswith("2")):
+            raise RuntimeError("injected")
+
+    params = [SamplingParams(temperature=0, max_tokens=n, min_tokens=n) for n in LENGTHS]
+    monkeypatch.setattr(ModelRunner, "run", failing)
+    with tiny.engine(max_num_batched_tokens=24) as llm:
+        outputs = llm.generate(PROMPTS, params, use_tqdm=False, on_error="return")
+        _require_all_given_back(llm)
+    assert [output.error is not None for output in outputs] == [False, False, True, False, False]
+    for i in (0, 1, 3, 4):
+        assert outputs[i].outputs[0].token_ids == tiny.wanted[i].token_ids
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_aborts_give_states_back(model: Callable[[str], Model], mode: str) -> None:
+    """At every moment, of running and of swapped requests; the others go on."""
+    tiny, num_parked = model("Qwen3NextForCausalLM"), 0
+    with tiny.engine(**_SCARCE, max_num_batched_tokens=24, preemption_mode=mode) as llm:
+        engine = llm.engine
+        for num_steps in range(2, 30, 2):
+            for i, prompt in enumerate(PROMPTS):
+                n = LENGTHS[i]
+                engine.add_request(str(i), prompt, SamplingParams(temperature=0, max_tokens=n, min_tokens=n))
+            outputs: dict[str, list[int]] = {}
+            for step in range(400):
+                if step == num_steps:
+                    num_parked += _states(llm).num_parked
+                    engine.abort_request("3", silently=True)
+                    engine.abort_request("4", silently=True)
+                for output in engine.step():
+                    outputs[output.request_id] = output.outputs[0].token_ids
+                if not engine.has_unfinished_requests():
+                    break
+            assert [outputs[str(i)] for i in range(3)] == [tiny.wanted[i].token_ids for i in range(3)]
+            _require_all_given_back(llm)
+    assert (num_parked > 0) == (mode == "swap")
+
+
+def test_several_outputs_of_a_prompt(model: Callable[[str], Model]) -> None:
+    """Each has a state of its own."""
+    tiny = model("Lfm2ForCausalLM")
+    params = SamplingParams(temperature=0, n=3, max_tokens=LENGTHS[3], min_tokens=LENGTHS[3])
+    with tiny.engine(max_num_batched_tokens=20) as llm:
+        (output,) = llm.generate(PROMPTS[3], params, use_tqdm=False)
+    assert [one.token_ids for one in output.outputs] == [tiny.wanted[3].token_ids] * 3
+
+
+@pytest.mark.parametrize("architecture", ["Mamba2ForCausalLM", "MambaForCausalLM"])
+def test_a_residual_in_float32_beside_weights_in_bfloat16(model: Callable[[str], Model], architecture: str) -> None:
+    """Norms and the output layer take both; the next token is as likely as in transformers."""
+    tiny = model(architecture)
+    reference = getattr(transformers, architecture).from_pretrained(tiny.path, dtype=torch.bfloat16).eval()
+    ids = torch.tensor([tiny.wanted[1].prompt_token_ids])
+    with torch.inference_mode():
+        wanted = reference(ids).logits[0, -1].float().log_softmax(dim=-1)
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=5)
+    with LLM(str(tiny.path), dtype="bfloat16", max_model_len=120) as llm:
+        (output,) = llm.generate(PROMPTS[1], params, use_tqdm=False)
+    assert output.outputs[0].logprobs is not None
+    given = {token: entry.logprob for token, entry in output.outputs[0].logprobs[0].items()}
+    assert given == pytest.approx({token: float(wanted[token]) for token in given}, abs=0.1)
+
+
+def test_the_log_says_what_is_off_and_what_states_take(
+    model: Callable[[str], Model], caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line each."""
+    with caplog.at_level(logging.INFO), model("JambaForCausalLM").engine(max_num_seqs=8):
+        pass
+    lines = [record.getMessage() for record in caplog.records]
+    assert sum("prefix caching is off" in line for line in lines) == 1
+    assert sum("do not run as graphs" in line for line in lines) == 1
+    assert sum("2 layers" in line and "8 at once" in line for line in lines) == 1
+    assert sum("JambaMambaMixer: " in line for line in lines) == 1
