@@ -33,8 +33,8 @@ PATH: list[tuple[str, str, str]] = [
     (ALL, "scheduling/step_plan.py", "StepPlan.seal"),
     (ALL, "worker/model_runner.py", "ModelRunner.launch"),
     (PROMPT, "worker/model_runner.py", "ModelRunner._admit ModelRunner.new_state"),
-    (ALL, "worker/encoder_runner.py", "EncoderRunner.launch"),
-    (IMAGE, "worker/encoder_runner.py", "EncoderRunner._run_batch EncoderRunner._embed EncoderRunner._joined"),
+    (IMAGE, "worker/encoder_runner.py", "EncoderRunner.launch EncoderRunner._run_batch EncoderRunner._embed"),
+    (IMAGE, "worker/encoder_runner.py", "EncoderRunner._joined"),
     (IMAGE, "worker/encoder_runner.py", "EncoderRunner._encode EncoderRunner.output"),
     (ALL, "worker/model_runner.py", "ModelRunner._is_encoded ModelRunner._compute ModelRunner.run"),
     (ALL, "worker/model_runner.py", "ModelRunner.lay_out ModelRunner._paged"),
@@ -80,15 +80,12 @@ ASIDE: dict[str, str] = {
         "ModelRunner._begin ModelRunner._encoder_failure _scores_prompts ModelRunner.embed_text ModelRunner._encoding"
     ),
     "worker/step_in_flight.py": "StepInFlight.__init__",
-    "sampling/sampling_state.py": (
-        "SamplingState.__init__ SamplingState._constant_additions SamplingState._opening SamplingState._reachable "
-        "_forbidden TokenTally.__init__"
-    ),
+    "sampling/sampling_state.py": ("SamplingState.__init__ SamplingState._reachable _forbidden TokenTally.__init__"),
     "sampling_params.py": "SamplingParams.greedy",
     "worker/sequence_state.py": "SequenceState.sync_blocks rope_positions",
     "system/transfers.py": "upload upload_all",
     "modelling/unused_layers.py": "_unchanged",
-    "worker/encoder_runner.py": "EncoderRunner.drop _with_own_storage",
+    "worker/encoder_runner.py": "_with_own_storage",
     "worker/encoder_outputs.py": "checked_outputs _one_per_item are_finite",
     "multimodal/fields.py": (
         "group_joinable _join_key _joined_type join_items _join MultiModalKwargsItem.__iter__ "

@@ -34,7 +34,6 @@ from corellm.errors import (
     MediaError,
     MediaTimeoutError,
     MediaTooLargeError,
-    MissingExtraError,
     ProcessingError,
 )
 from corellm.media.frames import load_frames
@@ -263,16 +262,6 @@ def test_memory_of_earlier_videos_is_no_ones_fault() -> None:
     opened = [load_video(small + filling, limits, pool) for _ in range(5)]
     assert load_image(PNG, LIMIT, pool=pool).size == (40, 30)
     assert [len(list(video.read())) for video in opened] == [3] * 5
-    pool.close()
-
-
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With the command that installs it."""
-    (tmp_path / "soundfile.py").write_text("raise ImportError")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    pool = MediaPool(1, 60.0, WORKER)
-    with pytest.raises(MissingExtraError, match=r"pip install soundfile soxr"):
-        load_audio(test_audio.FILES["WAV"], 16_000, 20.0, pool=pool)
     pool.close()
 
 

@@ -214,7 +214,8 @@ class InputProcessor:
         salt, priority = fields.get("cache_salt"), fields.get("priority", 0)
         if salt is not None and not (isinstance(salt, str) and salt and is_unicode(salt)):
             raise PromptError(f"cache_salt must be a non-empty string of valid Unicode, got {salt!r:.100}")
-        self._check_priority(priority)
+        if "priority" in fields:
+            self._check_priority(priority)
         expanded, features = self.mm_processor.process(
             token_ids, mm_data, fields.get("mm_processor_kwargs"), fields.get("multi_modal_uuids"), salt
         )

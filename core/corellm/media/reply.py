@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from corellm.children.child import Child, ChildError
-from corellm.errors import CorellmError, MediaError, MediaTooLargeError, MissingExtraError, ProcessingError
+from corellm.errors import CorellmError, MediaError, MediaTooLargeError, ProcessingError
 
 if TYPE_CHECKING:
     import numpy as np
 
 _RAISED: dict[str, type[CorellmError]] = {
-    kind.__name__: kind for kind in (MediaError, MediaTooLargeError, MissingExtraError, ProcessingError)
+    kind.__name__: kind for kind in (MediaError, MediaTooLargeError, ProcessingError)
 }
 _MAX_MESSAGE = 1000
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from corellm.children.memory import SharedMemory
 from corellm.children.serving import limit_memory, serve_with_memory
-from corellm.errors import CorellmError, MediaError, MissingExtraError
+from corellm.errors import CorellmError, MediaError
 
 PIXELS_AT = 64
 """Where an image begins in shared memory: copying it is four times slower between equal offsets in pages."""
@@ -37,12 +37,11 @@ class Worker:
         except MemoryError:
             self.forget()
             raise
-        except (MediaError, MissingExtraError) as error:
+        except MediaError as error:
             if isinstance(error.__cause__, MemoryError):  # a decoder's, which is one of its errors, too
                 self.forget()
                 raise error.__cause__ from None
-            limits = (getattr(error, "expected", None), getattr(error, "got", None))
-            return {"raised": [type(error).__name__, str(error), *map(_plain, limits)]}
+            return {"raised": [type(error).__name__, str(error), _plain(error.expected), _plain(error.got)]}
         except Exception as error:
             message = str(error) if isinstance(error, CorellmError) else f"{type(error).__name__} while decoding"
             return {"raised": ["ProcessingError", message, None, None]}

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 Ids = NDArray[np.int64]
 Values = NDArray[np.float32]
+_NOTHING: tuple[Ids, Values] = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32))
+"""No tokens, and what is added to their logits."""
 
 
 class SamplingState:
@@ -72,9 +74,13 @@ class SamplingState:
         self._extensions = extensions
         self._stop_token_ids = frozenset(self._reachable(sequence.stop_token_ids).tolist())
         self.failure: CorellmError | None = None
-        self._constant, self._bad_endings = self._constant_additions(sequence)
+        self._constant, self._bad_endings = _NOTHING, dict[int, list[tuple[list[int], int]]]()
+        if params.logit_bias or sequence.bad_words_ids:
+            self._constant, self._bad_endings = self._constant_additions(sequence)
         self._held_back = _forbidden(self._reachable(sequence.stop_token_ids))
-        self._choices, self._not_first = self._opening(sequence)
+        self._choices, self._not_first = list[TokenMask](), _NOTHING
+        if "opening" in sequence.part:
+            self._choices, self._not_first = self._opening(*sequence.part["opening"])
         self._num_accepted = len(self._choices)  # which are no constraint's
         self._num_opening = len(self._choices) + bool(len(self._not_first[0]))
         """Tokens of the output that are chosen by rules of their place."""
@@ -94,9 +100,10 @@ class SamplingState:
         ids = np.fromiter(token_ids, dtype=np.int64)
         return ids[(ids >= 0) & (ids < self.vocab_size)]
 
-    def _opening(self, sequence: NewSequence) -> tuple[list[TokenMask], tuple[Ids, Values]]:
+    def _opening(
+        self, choices: Iterable[Iterable[int]], not_first: Iterable[int]
+    ) -> tuple[list[TokenMask], tuple[Ids, Values]]:
         """Return what the output's first tokens may be, and what does not come behind them."""
-        choices, not_first = sequence.part.get("opening", ((), ()))
         masks = [pack(self._reachable(tokens), self.vocab_size) for tokens in choices]
         return masks, _forbidden(self._reachable(not_first))
 

@@ -33,10 +33,14 @@ class AdmissionLimits:
 
     def refusal(self, request: Request) -> RequestError | None:
         """The error for a request that can never run; None if it can."""
+        most = self.max_total_tokens - (request.prompt_task is None)
+        if not 0 < request.num_prompt_tokens <= min(most, self.max_prompt_step or most):
+            return self._prompt_refusal(request)
         of_items = self._item_refusal(request) if request.features else None
-        return self._prompt_refusal(request) or of_items or request.part.refusal(request, self)
+        return of_items or request.part.refusal(request, self)
 
-    def _prompt_refusal(self, request: Request) -> PromptError | None:
+    def _prompt_refusal(self, request: Request) -> PromptError:
+        """Return the error for a prompt without tokens, or with too many."""
         length = request.num_prompt_tokens
         of_items = sum(feature.placeholder.length for feature in request.features if request.part.items_in_prompt)
         told = f"the prompt has {length} tokens" + (f", {of_items} of them for its items" if of_items else "")
@@ -54,12 +58,10 @@ class AdmissionLimits:
                 f"{told}, which {misfit} within the KV cache of {self.kv_capacity} tokens; "
                 f"{shorter}, or raise num_kv_blocks or kv_cache_memory"
             )
-        if self.max_prompt_step is not None and length > self.max_prompt_step:
-            return PromptTooLongError(
-                f"{told}, but without chunked prefill a step takes max_num_batched_tokens={self.max_prompt_step}; "
-                f"{shorter}, raise that, or set enable_chunked_prefill=True"
-            )
-        return None
+        return PromptTooLongError(
+            f"{told}, but without chunked prefill a step takes max_num_batched_tokens={self.max_prompt_step}; "
+            f"{shorter}, raise that, or set enable_chunked_prefill=True"
+        )
 
     def _item_refusal(self, request: Request) -> RequestError | None:
         for feature in request.features:

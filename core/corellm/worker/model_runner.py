@@ -129,12 +129,13 @@ class ModelRunner:
             self.kv_cache.swap_in(batch.swap_in)
         for request_id in batch.released:
             self._states.pop(request_id, None)
-        self.encoders.drop(batch.freed_items)
+        if batch.freed_items:
+            self.encoders.drop(batch.freed_items)
 
         for sequence in batch.new:
             self._admit(sequence, step.result)
-        self.encoders.launch([self._states[name].sequence.features[index] for name, index in batch.encode])
         if batch.encode:
+            self.encoders.launch([self._states[name].sequence.features[index] for name, index in batch.encode])
             step.settle = self._settle
         chunks = [chunk for chunk in batch.chunks if self._is_encoded(chunk, step.result)]
         if chunks:
