@@ -79,6 +79,25 @@ def test_what_a_constraint_foresees(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not state(SamplingParams(), outputs).foreseen([7])
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_failure_behind_drafts_leaves_the_state_as_it_was(restarts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The constraint is made anew, or begins again, if it can: what it counts is not forgotten then."""
+    outputs = [3, 5]
+    following = state(SamplingParams(constraint=automaton(start=3, fails="accept", at=4)), outputs)
+    if restarts:
+        monkeypatch.setattr(Automaton, "restart", lambda self: self.rollback(self._num_accepted), raising=False)
+    before = tokens_of(following.allowed_tokens())
+    made = following._constraint
+    for look in (lambda drafts: following.after(drafts).allowed_tokens(), following.foreseen):
+        drafts = list[int]()
+        for _ in range(3):
+            drafts.append(tokens_of(following.after(drafts).allowed_tokens())[0])
+        assert not np.any(look(drafts))  # the third is not taken in
+        assert tokens_of(following.allowed_tokens()) == before
+        assert (following._constraint is made) == restarts
+    assert following.failure is None
+
+
 @given(outputs=st.lists(st.integers(0, VOCAB - 1), max_size=12), cut=st.integers(0, 12))
 def test_a_state_made_again_asks_for_the_same_tokens(outputs: list[int], cut: int) -> None:
     """One that followed the output from the beginning, one made after a preemption, and the rule itself."""

@@ -6,7 +6,7 @@ Knows packed masks; knows neither logits nor what a definition says.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,15 @@ class Constraint(Protocol):
 
     def rollback(self, num_tokens: int) -> None:
         """Take back the last accepted tokens, at most as many as there are: after a look at drafts, right or wrong."""
+        ...
+
+
+@runtime_checkable
+class Restarting(Constraint, Protocol):
+    """A constraint that can begin again, and goes on counting what a sequence may spend in all."""
+
+    def restart(self) -> None:
+        """Forget all tokens: an error of another method left open which were taken in. The output is given again."""
         ...
 
 

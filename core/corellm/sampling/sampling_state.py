@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corellm.errors import CorellmError, RequestFailedError
-from corellm.sampling.constraint import Constraint, TokenMask, num_words, pack
+from corellm.sampling.constraint import Constraint, Restarting, TokenMask, num_words, pack
 from corellm.sampling.extensions import NO_EXTENSIONS, SamplingExtensions
 from corellm.scheduling.batch import NewSequence
 from corellm.system.failures import failure_of
@@ -228,8 +228,16 @@ class SamplingState:
             yield constraint
             constraint.rollback(len(tokens))
         except Exception:
-            self._constraint, self._num_accepted = None, len(self._choices)  # what it has accepted is not known
+            self._restart_constraint()
             raise
+
+    def _restart_constraint(self) -> None:
+        """Begin again with the output: what the constraint has accepted is not known."""
+        if isinstance(self._constraint, Restarting):
+            self._constraint.restart()
+        else:
+            self._constraint = None
+        self._num_accepted = len(self._choices)
 
     def additions(self) -> list[tuple[Ids, Values]]:
         """Return `(token ids, values)` to add to the next token's logits; minus infinity forbids a token."""
@@ -295,8 +303,7 @@ class _DraftedState(SamplingState):
                 constraint.fill(mask)
             constraint.rollback(accepted)
         except Exception:
-            self._state._constraint = None  # what it has accepted is not known
-            self._state._num_accepted = len(self._choices)
+            self._state._restart_constraint()
             raise
 
 

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 
 from corellm.errors import InvalidParameterError, RequestFailedError
 from corellm.sampling.constraint import num_words
-from corellm.structured_outputs import StructuredOutputsParams
+from corellm.structured_outputs import ReasoningParams, StructuredOutputsParams
 from corellm_structured.constraint import StructuredConstraint, StructuredConstraints
 from corellm_structured.grammars import compiled
 from corellm_structured.grammars import tokenizer_of as tokenizer_of_bytes
@@ -195,6 +195,32 @@ def test_a_form_that_takes_too_long_to_follow(
     for follow in (lambda: filled(constraint, len(tokenizer)), lambda: constraint.accept(min(allowed))):
         with pytest.raises(InvalidParameterError, match="make it simpler"):
             follow()
+
+
+def test_time_is_counted_on_where_a_form_begins_again(
+    tokenizer_of: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an error behind drafts: the output is followed from its beginning, and what was spent is spent."""
+    tokenizer = tokenizer_of("llava")
+    size = len(tokenizer)
+    constraints = StructuredConstraints(tokenizer, size)
+    reasoning = ReasoningParams(start="<a>", end="</a>", max_tokens=4)
+    for more in ({}, {"reasoning": reasoning}):
+        constraint: Any = made(constraints, regex="[ab]c", **more)
+        first = filled(constraint, size)
+        constraint.accept(tokenizer.convert_tokens_to_ids("a"))
+        assert filled(constraint, size) != first
+        constraint.restart()
+        assert filled(constraint, size) == first
+        monkeypatch.setattr("corellm_structured.constraint.SLOW_SECONDS", -1.0)
+        filled(constraint, size)  # from here on it is measured
+        filled(constraint, size)
+        constraint.restart()
+        monkeypatch.setattr("corellm_structured.constraint.MOST_SECONDS", 0.0)
+        monkeypatch.setattr("corellm_structured.constraint.SLOW_SECONDS", float("inf"))
+        with pytest.raises(InvalidParameterError, match="make it simpler"):
+            filled(constraint, size)
+        monkeypatch.undo()
 
 
 def test_what_is_measured_after_a_slow_call(

@@ -102,7 +102,7 @@ class StructuredConstraints:
 
 
 class StructuredConstraint:
-    """A `Foreseeing` constraint: what may follow, so that the output can still become one of the form.
+    """A `Foreseeing`, `Restarting` constraint: what may follow, so that the output can still become one of the form.
 
     Made as a whole when it is first asked. The tokens that end the output are allowed where it has the form, and only
     there.
@@ -161,6 +161,10 @@ class StructuredConstraint:
             raise
         self._check(is_done, f"cannot take back {num_tokens} tokens")
 
+    def restart(self) -> None:
+        """As `Restarting.restart`; the time that was spent stays."""
+        self.__dict__.pop("_matcher", None)
+
     def foresee(self) -> Sequence[int]:
         """As `Foreseeing.foresee`."""
         matcher = self._matcher
@@ -173,7 +177,7 @@ class StructuredConstraint:
         try:
             self._spend(self._clock() - began)
         except InvalidParameterError:
-            return ()  # the next mask says so; an error here would have the constraint made again, with all its time
+            return ()  # the next mask says so
         return self._made_by.vocabulary.usual_tokens(text) if text else ()
 
     def _spend(self, seconds: float) -> None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from functools import cached_property
 
-from corellm.sampling.constraint import Foreseeing, TokenMask
+from corellm.sampling.constraint import Foreseeing, Restarting, TokenMask
 from corellm.structured_outputs import ReasoningParams
 from corellm_structured.vocabulary import Marker, Vocabulary
 
@@ -115,6 +115,14 @@ class BoundedReasoning:
         places = (self._begun, self._closing, self._ended)
         kept = [None if place is None or place > len(self._texts) else place for place in places]
         self._begun, self._closing, self._ended = kept
+
+    def restart(self) -> None:
+        """As `Restarting.restart`."""
+        if isinstance(self._inner, Restarting):
+            self._inner.restart()
+        self._texts = []
+        self._begun = 0 if self._reasoning.is_begun else None
+        self._closing = self._ended = None
 
     def foresee(self) -> Sequence[int]:
         """As `Foreseeing.foresee`."""
