@@ -19,6 +19,7 @@ from corellm.worker.trace import Trace
 
 if TYPE_CHECKING:
     from corellm.engine.llm_engine import LLMEngine
+    from corellm_lora.lora_request import LoRARequest
 
 _Result = TypeVar("_Result")
 
@@ -33,8 +34,14 @@ class Maintenance(ABC):
         wake_up: Callable[..., None]
         is_sleeping: Callable[[], bool]
         update_weights: Callable[..., None]
+        # and at `corellm_lora.calls`
+        add_lora: Callable[[LoRARequest], bool]
+        remove_lora: Callable[[int], bool]
+        list_loras: Callable[[], set[int]]
+        pin_lora: Callable[[int], bool]
     else:
         sleep, wake_up, is_sleeping, update_weights = (CallOfExtension("training") for _ in range(4))
+        add_lora, remove_lora, list_loras, pin_lora = (CallOfExtension("lora") for _ in range(4))
 
     @abstractmethod
     def in_engine(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
@@ -87,8 +94,14 @@ class AsyncMaintenance(ABC):
         wake_up: Callable[..., Awaitable[None]]
         is_sleeping: Callable[[], Awaitable[bool]]
         update_weights: Callable[..., Awaitable[None]]
+        # and at `corellm_lora.calls`
+        add_lora: Callable[[LoRARequest], Awaitable[bool]]
+        remove_lora: Callable[[int], Awaitable[bool]]
+        list_loras: Callable[[], Awaitable[set[int]]]
+        pin_lora: Callable[[int], Awaitable[bool]]
     else:
         sleep, wake_up, is_sleeping, update_weights = (CallOfExtension("training") for _ in range(4))
+        add_lora, remove_lora, list_loras, pin_lora = (CallOfExtension("lora") for _ in range(4))
 
     @abstractmethod
     async def in_engine(self, function: Callable[..., _Result], *arguments: Any) -> _Result:

@@ -11,7 +11,7 @@ import pytest
 import transformers
 
 from corellm import LLM, LoRARequest, SamplingParams
-from corellm.errors import RequestFailedError
+from corellm.errors import InvalidParameterError, RequestFailedError
 from corellm_lora.adapter_files import AdapterFiles
 from corellm_lora.adapters import Adapters
 from corellm_testing.tiny_text import make_tiny_checkpoint
@@ -166,3 +166,48 @@ def test_an_adapter_that_cannot_be_read_fails_alone(
     broken[0] = False
     add(llm, "again", adapters[7])
     assert ended(llm)["again"].error is None
+
+
+def test_adapters_that_are_added_and_pinned(llm: LLM, adapters: list[LoRARequest]) -> None:
+    """An added one is read before its request comes; a pinned one is not left for others; a removed one is."""
+    with pytest.raises(InvalidParameterError, match="there is no LoRA adapter 1; add_lora first"):
+        llm.pin_lora(1)
+    assert llm.add_lora(adapters[0])
+    assert not llm.add_lora(adapters[0])
+    assert llm.add_lora(adapters[1])
+    assert llm.list_loras() == {1, 2}
+    shelf = part_of(llm)._shelf
+    assert (shelf.num_read, len(shelf)) == (2, 2)
+    llm.generate("yes", PARAMS, use_tqdm=False, lora_request=adapters[0])
+    assert shelf.num_read == 2
+    assert llm.pin_lora(1)
+    llm.generate(["yes"] * 20, PARAMS, use_tqdm=False, lora_request=adapters[20:40])
+    assert (shelf.num_read, len(shelf)) == (22, 6)
+    llm.generate("yes", PARAMS, use_tqdm=False, lora_request=adapters[0])
+    assert shelf.num_read == 22
+    llm.generate("yes", PARAMS, use_tqdm=False, lora_request=adapters[1])
+    assert shelf.num_read == 23
+    other = LoRARequest("another", 1, adapters[2].lora_path)
+    assert llm.add_lora(other)
+    llm.generate(["yes"] * 20, PARAMS, use_tqdm=False, lora_request=adapters[20:40])
+    before = shelf.num_read
+    llm.generate("yes", PARAMS, use_tqdm=False, lora_request=adapters[0])
+    assert shelf.num_read == before + 1
+    assert llm.remove_lora(1)
+    assert not llm.remove_lora(1)
+    assert llm.list_loras() == {2}
+
+
+def test_no_more_are_pinned_than_are_kept(llm: LLM, adapters: list[LoRARequest]) -> None:
+    """And others still run, one after another, though none of them stays."""
+    for number in range(6):
+        llm.add_lora(adapters[number])
+        llm.pin_lora(number + 1)
+    llm.add_lora(adapters[6])
+    with pytest.raises(InvalidParameterError, match=r"6 LoRA adapters are kept already, .* raise max_cpu_loras"):
+        llm.pin_lora(7)
+    outputs = llm.generate(["yes"] * 9, PARAMS, use_tqdm=False, lora_request=adapters[:9])
+    assert [output.error for output in outputs] == [None] * 9
+    assert llm.remove_lora(1)
+    assert llm.pin_lora(7)
+    assert llm.list_loras() == {2, 3, 4, 5, 6, 7}

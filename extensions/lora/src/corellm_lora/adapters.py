@@ -6,7 +6,7 @@ Knows requests by their ids and adapters by their digests; what one changes of a
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from corellm.engine.metrics import Counter, Gauge, Metric
-from corellm.errors import CorellmError, RequestFailedError
+from corellm.errors import CorellmError, InvalidParameterError, RequestFailedError
 from corellm.prompts import LORA_KEY as KEY
 from corellm.scheduling.batch import ScheduledBatch, SequenceChunk
 from corellm.worker.input_batch import FlatBatch
@@ -56,7 +56,10 @@ class Adapters(StepPart):
         """Slots by digest; of adapters without a request, the one that was needed last at the end."""
         self._users: dict[str, str] = {}
         """Digests by request."""
-        self._num_replaced = 0
+        self._held: dict[int, Mapping[str, str]] = {}
+        """Adapters that were added, by number."""
+        self._pinned: set[int] = set()
+        self._num_replaced, self._most_kept = 0, most_kept
         self._note_terms()
         shelf.open(lambda: self._terms, most_kept, lambda digest: digest in self._slot_of)
 
@@ -142,6 +145,58 @@ class Adapters(StepPart):
             Counter("corellm:lora_adapters_read", self._shelf.num_read),
             Counter("corellm:lora_adapters_replaced", self._num_replaced),
         ]
+
+    @property
+    def held(self) -> list[int]:
+        """The numbers of adapters that were added."""
+        return [*self._held]
+
+    def hold(self, number: int, adapter: Mapping[str, str]) -> bool:
+        """Read an adapter into memory under a number; returns whether it was not there by it.
+
+        Raises:
+            RequestFailedError: it cannot be read.
+        """
+        if number in self._held and self._held[number]["digest"] == adapter["digest"]:
+            return False
+        self._shelf.take(adapter)
+        self.drop(number)
+        self._held[number] = adapter
+        return True
+
+    def drop(self, number: int) -> bool:
+        """Forget what was added by a number; returns whether there was something."""
+        dropped = self._held.pop(number, None)
+        if dropped is None:
+            return False
+        self._pinned.discard(number)
+        self._shelf.keep(self._digests(self._pinned))
+        if dropped["digest"] not in self._digests(self._held):
+            self._shelf.drop(dropped["digest"])
+        return True
+
+    def pin(self, number: int) -> None:
+        """Keep what was added by a number in memory.
+
+        Raises:
+            InvalidParameterError: nothing was, or no more can be kept.
+            RequestFailedError: it was left for others meanwhile, and cannot be read again.
+        """
+        if number not in self._held:
+            raise InvalidParameterError(f"there is no LoRA adapter {number!r:.100}; add_lora first", param="lora_id")
+        digests = self._digests((*self._pinned, number))
+        if len(digests) > self._most_kept:
+            raise InvalidParameterError(
+                f"{len(digests) - 1} LoRA adapters are kept already, as many as may be; raise max_cpu_loras, or remove "
+                "one",
+                param="lora_id",
+            )
+        self._shelf.take(self._held[number])
+        self._pinned.add(number)
+        self._shelf.keep(digests)
+
+    def _digests(self, numbers: Iterable[int]) -> set[str]:
+        return {self._held[number]["digest"] for number in numbers}
 
     def forget(self) -> None:
         """Drop all requests; adapters stay in their slots, but for those whose contents depend on the model's weights.

@@ -10,8 +10,11 @@ from corellm.hookspecs import hookimpl
 if TYPE_CHECKING:
     from corellm.config import EngineConfig
     from corellm.hookspecs import ModelContext
+    from corellm.llm import LLM
     from corellm.modelling.linear_additions import LinearAdditions
+    from corellm.serving import AsyncLLM
     from corellm_lora.adapters import Adapters
+    from corellm_lora.calls import AsyncLoRACalls, LoRACalls
     from corellm_lora.prompt_key import AdapterKey
 
 
@@ -29,6 +32,13 @@ class LoRA:
 
         key = self._keys[id(context)] = AdapterKey(context.findings)
         return key
+
+    @hookimpl
+    def offer_calls(self, llm: LLM | AsyncLLM) -> LoRACalls | AsyncLoRACalls:
+        """Return `add_lora`, `remove_lora`, `list_loras` and `pin_lora`."""
+        from corellm_lora.calls import calls_of
+
+        return calls_of(llm)
 
     @hookimpl
     def offer_step_part(

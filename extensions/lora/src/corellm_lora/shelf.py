@@ -46,6 +46,8 @@ class Shelf:
         self._is_placed: Callable[[str], bool] = lambda digest: False
         self._kept: OrderedDict[str, Future[Read]] = OrderedDict()
         """Adapters that were read, and the one that is being read; the one that was needed last is at the end."""
+        self._pinned: set[str] = set()
+        """Digests of those that stay."""
         self._ahead: list[str] = []
         """Digests of those among them that no request has taken yet, beside as many as are kept."""
         self._reading: Future[Read] | None = None
@@ -113,10 +115,20 @@ class Shelf:
             del self._kept[digest]  # another request may find the files right
             raise
 
+    def keep(self, digests: set[str]) -> None:
+        """Let these adapters stay, which were taken, and no others that were to stay before."""
+        self._pinned = digests
+        self._trim()
+
+    def drop(self, digest: str) -> None:
+        """Give back an adapter's memory; it is read again if it is needed."""
+        self._kept.pop(digest, None)
+
     def _trim(self) -> None:
-        """Drop those that were needed longest ago."""
-        taken = [digest for digest in self._kept if digest not in self._ahead]
-        for digest in taken[: max(0, len(taken) - self._most)]:
+        """Drop those that were needed longest ago, but for those that stay."""
+        taken = [digest for digest in self._kept if digest not in self._ahead and digest not in self._pinned]
+        most = max(0, self._most - len(self._pinned))
+        for digest in taken[: max(0, len(taken) - most)]:
             del self._kept[digest]
 
     def _read(self, adapter: Mapping[str, str]) -> Read:

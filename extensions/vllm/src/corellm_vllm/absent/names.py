@@ -9,7 +9,6 @@ from corellm.known_fields import Absent
 
 ONE_DEVICE = "a model runs on one device; start one process per device and divide the prompts"
 SEVERAL_ENGINES = "several engines are behind corellm serve and corellm batch: --data-parallel-size"
-LORA_BY_REQUEST = "an adapter is read when a request names it (lora_request), and left when others need its place"
 SLEEP = (
     "any model sleeps, with extensions/training: sleep(level) and wake_up(tags); over HTTP with corellm serve "
     "--enable-sleep-mode"
@@ -99,10 +98,6 @@ METHODS: dict[str, Absent] = {
     "request_counter": Absent((), "RequestOutput.request_id names a request"),
     "get_world_size": Absent((), ONE_DEVICE),
     "add_request": Absent((), "use engine.add_request (LLM) or generate (AsyncLLM)"),
-    "add_lora": Absent((), LORA_BY_REQUEST),
-    "remove_lora": Absent((), LORA_BY_REQUEST),
-    "list_loras": Absent((), LORA_BY_REQUEST),
-    "pin_lora": Absent((), LORA_BY_REQUEST),
     "dead_error": Absent((), "use dead, which is None while the engine serves"),
     "is_stopped": Absent((), "use errored"),
     "get_supported_tasks": Absent((), "use engine.use.tasks"),
