@@ -176,7 +176,8 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
             capture()
     runner.touch_cache(sizes.token_budget)
     # else a part gives the decoder more, or adds to rows of all tokens, in every step
-    if runner.samples and runner.merges_items and not weights.added:
+    reads_all = any(part.reads_all_tokens for part in runner.parts)
+    if runner.samples and runner.merges_items and not weights.added and not reads_all:
         check_trimming(runner)
     return LoadedModel(
         context=context,

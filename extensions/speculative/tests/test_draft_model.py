@@ -154,11 +154,35 @@ def test_another_model_is_right_now_and_then(tiny_llava: Path, tmp_path: Path, m
     assert not cache.exists() or len([*cache.iterdir()]) == 2
 
 
+def test_a_model_with_a_state_drafts(tmp_path: Path) -> None:
+    """It goes on from the state behind the last right draft: for itself it is always right, for another one not."""
+    architecture, config = next(iter(MAIN.items()))
+    model = make_tiny_checkpoint(tmp_path / "model", architecture=architecture, **config)
+    drafts = {"model": str(model), "num_speculative_tokens": NUM_DRAFTS}
+    prompts: list[Any] = [{"prompt_token_ids": [*range(200, 290)]}, {"prompt_token_ids": [5, 6, 7]}]
+    with LLM(str(model), num_kv_blocks=60, max_num_batched_tokens=40, speculative_config=drafts, **OPTIONS) as llm:
+        generate_together(llm, prompts, [GREEDY, DRAWN])
+        counts = llm.engine.scheduler.get_stats()
+        rows = part_of(llm).model._states.rows  # type: ignore[union-attr]
+        llm.engine.step()
+        rows.check_integrity()
+        assert rows.num_held == 0
+    assert counts.num_draft_tokens == sum(counts.accepted_per_position) > 50
+    drafts["model"] = str(near(model, tmp_path / "near", 0.1))
+    outputs = []
+    for given in (None, drafts):
+        with LLM(str(model), num_kv_blocks=60, speculative_config=given, **OPTIONS) as llm:
+            found = llm.generate(prompts, [GREEDY, DRAWN], use_tqdm=False)
+            outputs.append([list(output.outputs[0].token_ids) for output in found])
+            counts = llm.engine.scheduler.get_stats()
+    assert outputs[0] == outputs[1]
+    assert counts.num_draft_tokens > sum(counts.accepted_per_position) > 10
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
         ("another vocabulary", "has another vocabulary: token .* take one with the model's tokenizer"),
-        ("layers with a state", "keeps a state in its layers"),
         ("items' states", "attends to states of items"),
         ("nothing", "speculative_config: the draft model: no model '/nowhere'"),
     ],
@@ -168,10 +192,6 @@ def test_what_cannot_draft_is_refused(tiny_llava: Path, tmp_path: Path, kind: st
     target, draft = tiny_llava, tmp_path / "draft"
     if kind == "another vocabulary":
         make_tiny_checkpoint(draft)
-    elif kind == "layers with a state":
-        architecture, config = next(iter(MAIN.items()))
-        target = make_tiny_checkpoint(tmp_path / "model")
-        make_tiny_checkpoint(draft, architecture=architecture, **config)
     elif kind == "items' states":
         from corellm_florence2.tiny import make_tiny_checkpoint as make_florence2
 

@@ -36,8 +36,11 @@ class Counting:
     def extend(self, block_table: list[int], num_tokens: int) -> bool:
         return True
 
-    def release(self, block_table: list[int]) -> None:
+    def release(self, request_id: str, block_table: list[int]) -> None:
         pass
+
+    def resume(self, request_id: str, num_computed: int) -> int:
+        return num_computed
 
     def next_tokens(self, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> list[int]:
         num_tokens = sum(chunk.num_tokens for chunk in chunks)

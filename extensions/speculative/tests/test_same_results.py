@@ -22,6 +22,7 @@ from corellm_speculative import model_drafting
 from corellm_speculative.costs import StepCosts
 from corellm_testing.tiny_text import make_tiny_checkpoint
 from extensions.speculative.tests.draft_checkpoints import near, stranger
+from extensions.speculative.tests.head_checkpoints import make_head
 from tests.fixtures import random_image
 from tests.text_models.stateful import MAIN
 
@@ -38,6 +39,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 """Distribution of a family, arguments of its checkpoint, and of the engine."""
 NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1, "prompt_lookup_max": 4}
 SUFFIX = {"method": "suffix", "num_speculative_tokens": 7}
+HEADS = {"llava": "eagle3", "llava in bfloat16": "eagle", "positions of three axes": "eagle3", "512 x 8": "eagle3"}
+"""Models that are drafted by a head, too."""
 HAVE_STATES = ("an encoder-decoder", "states of items")
 """Models that cannot be draft models: others draft for them."""
 WORDS = ("one two three one two", "red green blue red green blue red", "what is this", "again and again and again and")
@@ -90,7 +93,7 @@ IN_SHORT = ("llava", "windows and spans", "an encoder-decoder")
     params=[pytest.param(name, marks=() if name in IN_SHORT else pytest.mark.full) for name in MODELS],
 )
 def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[LLM]]:
-    """A plain engine, and three that draft, with few blocks and a small budget."""
+    """A plain engine, and three or four that draft, with few blocks and a small budget."""
     name, sizes, given = MODELS[request.param]
     path: Path = tmp_path_factory.mktemp("model")
     import_module(f"{name}.tiny").make_tiny_checkpoint(path, **sizes)
@@ -100,12 +103,15 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     crowded = {"num_kv_blocks": 16, "max_num_seqs": 5, "max_num_batched_tokens": 70}
     with ExitStack() as stack:
         plain = {"num_kv_blocks": 100, "enforce_eager": True, "enable_prefix_caching": False}
+        drafting: list[dict[str, Any]] = [NGRAM, of_a_model]
+        if (method := HEADS.get(request.param)) is not None:
+            head = make_head(path.parent / f"{path.name}-head", path, method)
+            drafting.append({"method": method, "model": str(head), "num_speculative_tokens": 3})
         yield [
             stack.enter_context(LLM(str(path), **{**options, **more}))
             for more in (
                 plain,
-                {**crowded, "speculative_config": NGRAM},
-                {**crowded, "speculative_config": of_a_model},
+                *({**crowded, "speculative_config": config} for config in drafting),
                 {**crowded, "speculative_config": SUFFIX, "max_num_batched_tokens": 200},
             )
         ]

@@ -19,12 +19,14 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "method must be one of ngram, suffix, draft_model, forms; got None"),
+        ({}, "method must be one of ngram, suffix, draft_model, eagle, eagle3, forms; got None"),
         ({"method": "magic"}, "got 'magic'"),
         ({"method": "draft_model", "num_speculative_tokens": 3}, "'draft_model' needs model, .* got None"),
         ({"model": "", "num_speculative_tokens": 3}, "'draft_model' needs model, .* got ''"),
         ({"model": "x"}, "'draft_model' needs num_speculative_tokens, .* from 1 to 64"),
-        ({"method": "eagle3"}, "not there yet; methods that are: ngram, suffix, draft_model, forms"),
+        ({"method": "mtp"}, "heads of the kind 'mtp' are not there; methods that are: ngram, suffix, draft_m"),
+        ({"method": "eagle3", "num_speculative_tokens": 3}, "'eagle3' needs model, .* got None"),
+        ({"method": "eagle", "model": "x", "suffix_decoding_max_tree_depth": 3}, "not a setting of the method 'eagle'"),
         ({**NGRAM, "model": "x"}, "model is not a setting of the method 'ngram'"),
         (
             {"model": "x", "num_speculative_tokens": 3, "prompt_lookup_max": 2},

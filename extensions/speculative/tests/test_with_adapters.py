@@ -16,6 +16,7 @@ from corellm_speculative import model_drafting
 from corellm_testing.tiny_text import make_tiny_checkpoint
 from corellm_testing.together import generate_together
 from extensions.lora.tests.adapters import Adapted, asking
+from extensions.speculative.tests.head_checkpoints import make_head
 
 OPTIONS: dict[str, Any] = {
     "dtype": "float32", "max_model_len": 120, "num_kv_blocks": 60, "max_num_seqs": 3,
@@ -26,7 +27,7 @@ NAMES = ["first", None, "second", "first", "second"]
 
 
 def test_outputs_with_adapters_are_those_without_drafts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The draft model has no adapters: it is right without one, and now and then with one."""
+    """The draft model has no adapters: it is right without one, and now and then with one; a head reads theirs."""
     monkeypatch.setattr(model_drafting, "plan_depths", lambda acceptances, most, steps, drafts: most)
     rows: list[int] = []
     replay = DecodeGraphs.run
@@ -42,14 +43,15 @@ def test_outputs_with_adapters_are_those_without_drafts(tmp_path: Path, monkeypa
     adapted = Adapted.made(tmp_path, path, transformers.LlamaForCausalLM, configs)
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=1)
     found = []
-    for config in (None, {"model": str(path), "num_speculative_tokens": 6}):
+    head = {"method": "eagle", "model": str(make_head(tmp_path / "head", path, "eagle")), "num_speculative_tokens": 6}
+    for config in (None, head, {"model": str(path), "num_speculative_tokens": 6}):
         with LLM(str(path), speculative_config=config, **OPTIONS) as llm:
             if config is not None:
                 monkeypatch.setattr(DecodeGraphs, "run", noted)
             outputs = generate_together(llm, asking(TEXTS, adapted.requests(NAMES)), [params] * len(TEXTS))
             found.append([(list(o.outputs[0].token_ids), o.outputs[0].logprobs) for o in outputs])
             counts, has_graphs = llm.engine.scheduler.get_stats(), llm.engine.runner.graphs is not None
-    assert found[0] == found[1] or torch.cuda.is_available()
+    assert found[0] == found[1] == found[2] or torch.cuda.is_available()
     assert found[0][0] != found[0][4]
     assert counts.num_draft_tokens > sum(counts.accepted_per_position) > 18
     assert max(rows) > 10 or not has_graphs

@@ -27,6 +27,8 @@ class StepPart:
     one are known; drafts that it returns meanwhile are lost."""
     block_bytes = 0
     """Bytes that `allocate` takes for each block of the KV cache, which is so much smaller."""
+    reads_all_tokens = False
+    """Whether it reads what the decoder returns for all tokens of a step: then the decoder leaves out none."""
     irreversible = ""
     """Why a token that a step has computed cannot be taken back, as drafts that were wrong are; empty if it can."""
 

@@ -36,6 +36,12 @@ class KeptStates:
         self, decoder: nn.Module, max_num_seqs: int, most_drafts: int, dtype: torch.dtype, device: torch.device
     ) -> RecurrentStates:
         """Check the modules, and allocate the states of all sequences."""
+        return self.on_rows(decoder, Rows(max_num_seqs, most_drafts), dtype, device)
+
+    def on_rows(
+        self, decoder: nn.Module, rows: Rows, dtype: torch.dtype, device: torch.device
+    ) -> RecurrentStates:
+        """`part` on rows that keep other states of a sequence than its newest."""
         num_kept: int = getattr(decoder.config, "number_of_conv_states", 1)
         modules = {name: (module, self._widths[name]) for name, module in self._modules.items()}
-        return make_states(modules, num_kept, Rows(max_num_seqs, most_drafts), dtype, device)
+        return make_states(modules, num_kept, rows, dtype, device)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -28,6 +29,10 @@ from corellm.worker.kv_cache import KVCache, block_bytes
 from corellm.worker.model_runner import ModelRunner
 from corellm.worker.sequence_state import SequenceState
 
+if TYPE_CHECKING:
+    from corellm_recurrent.states import RecurrentStates
+    from corellm_speculative.draft_states import DraftRows
+
 
 class DraftModel:
     """Computes the tokens that the draft model chooses.
@@ -41,6 +46,7 @@ class DraftModel:
         max_num_seqs: most sequences at once.
         num_tokens: most tokens of a forward pass.
         captures: whether steps of single tokens are captured.
+        states: of layers that keep some, on `DraftRows`; None for a model without such layers.
 
     Attributes:
         num_ids: tokens below have an embedding, and can be chosen.
@@ -59,9 +65,11 @@ class DraftModel:
         max_num_seqs: int,
         num_tokens: int,
         captures: bool,
+        states: RecurrentStates | None = None,
     ) -> None:
         self._context, self._hooks, self._weights = context, hooks, weights
-        self._backend, self._kv_dtype, self._captures = backend, kv_dtype, captures and backend.capturable
+        self._backend, self._kv_dtype, self._states = backend, kv_dtype, states
+        self._captures = captures and backend.capturable and states is None
         self.block_size, self.max_len, self.num_tokens = block_size, max_len, num_tokens
         self._max_num_seqs = max_num_seqs
         self.num_ids = min(weights.vocab_size, weights.embedding_size)
@@ -116,6 +124,7 @@ class DraftModel:
             new_sampling=partial(SamplingState, vocab_size=weights.vocab_size, engine_seed=0),
             vocab_size=self.num_ids,
             sample=first_result("register_sampling", callable, device=context.device),
+            make_parts=lambda runner: [] if self._states is None else [self._states],
         )
 
     def extend(self, block_table: list[int], num_tokens: int) -> bool:
@@ -126,10 +135,22 @@ class DraftModel:
         block_table += [self._free.pop() for _ in range(missing)]
         return True
 
-    def release(self, block_table: list[int]) -> None:
-        """Take back a sequence's blocks."""
+    def release(self, request_id: str, block_table: list[int]) -> None:
+        """Take back a sequence's blocks, and what else is kept of it."""
         self._free += reversed(block_table)
         block_table.clear()
+        if self._states is not None:
+            self._states.release([request_id], ())
+
+    def resume(self, request_id: str, num_computed: int) -> int:
+        """Return how much of what was computed of a sequence it goes on from: all, or nothing where a state is gone."""
+        if self._states is None or not num_computed:
+            return num_computed
+        rows = cast("DraftRows", self._states.rows)
+        if rows.has(request_id, num_computed):
+            return num_computed
+        rows.release(request_id)
+        return 0
 
     def next_tokens(self, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> list[int]:
         """Return the token after each chunk that samples; one that cannot be chosen is negative.
@@ -144,6 +165,8 @@ class DraftModel:
             logits = runner.graphs.run(batch)
         else:
             hidden = runner.forward(upload_all(batch, runner.device), chunks, states)
+            if self._states is not None:
+                self._states.commit()
             if not ending:
                 return []
             ends = np.cumsum([chunk.num_tokens for chunk in chunks]) - 1

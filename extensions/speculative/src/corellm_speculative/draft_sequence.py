@@ -48,12 +48,16 @@ class DraftSequence:
         self._pause = 1 if is_trial else _FIRST_PAUSE
         self._num_idle = 0
         """Steps since the last draft."""
-        prompt, start = sequence.prompt_token_ids, 0
-        for feature in sorted(sequence.features, key=lambda feature: feature.placeholder.offset):
+        self._begin()
+
+    def _begin(self) -> None:
+        """Read the prompt and the output that the sequence comes with."""
+        prompt, start = self.sequence.prompt_token_ids, 0
+        for feature in sorted(self.sequence.features, key=lambda feature: feature.placeholder.offset):
             self._read(prompt[start : feature.placeholder.offset])
             start = max(start, feature.placeholder.end)
         self._read(prompt[start:])
-        self._read(sequence.output_token_ids)
+        self._read(self.sequence.output_token_ids)
 
     def _read(self, tokens: Sequence[int]) -> None:
         self.text += [token for token in tokens if 0 <= token < self._num_ids]
@@ -69,6 +73,15 @@ class DraftSequence:
 
     def add(self, tokens: Sequence[int]) -> None:
         """Take in the next tokens, and compare them with the drafts, whether or not these were checked."""
+        num_drafts = len(self.drafts)
+        num_right = self._compare(tokens)
+        if num_drafts:
+            self.num_computed += min(num_right, num_drafts - 1)  # the last draft was not read
+        self._read(tokens)
+        self.num_computed = min(self.num_computed, len(self.text) - 1)
+
+    def _compare(self, tokens: Sequence[int]) -> int:
+        """Return how many drafts the next tokens are, and note it; the drafts are gone."""
         num_right = 0
         for draft, token in zip(self.drafts, tokens, strict=False):
             self.acceptance.note(num_right + 1, draft == token)
@@ -76,12 +89,10 @@ class DraftSequence:
                 break
             num_right += 1
         if self.drafts:
-            self.num_computed += min(num_right, len(self.drafts) - 1)  # the last draft was not read
             self._pause = max(1, self._pause // 4) if num_right else min(4 * self._pause, _LONGEST_PAUSE)
         self._num_idle = 0 if self.drafts else self._num_idle + 1
         self.drafts, self._sampled = [], tokens
-        self._read(tokens)
-        self.num_computed = min(self.num_computed, len(self.text) - 1)
+        return num_right
 
     @property
     def room(self) -> int:

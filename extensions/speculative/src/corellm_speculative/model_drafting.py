@@ -15,13 +15,12 @@ from corellm_speculative.costs import StepCosts
 from corellm_speculative.depths import can_pay, plan_depths
 from corellm_speculative.draft_model import DraftModel
 from corellm_speculative.draft_sequence import DraftSequence
+from corellm_speculative.draft_states import MOST_SINGLE
 from corellm_speculative.drafting import Drafting
 from corellm_speculative.settings import DraftSettings
 
 _TRIAL_EVERY = 16
 """Sequences of which one is drafted at first though those before it were not."""
-_MOST_SINGLE = 4
-"""Most new tokens of a sequence that run one by one, in a captured step, and not as a chunk."""
 
 
 class ModelDrafting(Drafting):
@@ -32,6 +31,8 @@ class ModelDrafting(Drafting):
         model: the draft model.
         clock: seconds, monotonic.
     """
+
+    make_sequence: type[DraftSequence] = DraftSequence
 
     def __init__(
         self, settings: DraftSettings, model: DraftModel, clock: Callable[[], float] = time.perf_counter
@@ -54,7 +55,7 @@ class ModelDrafting(Drafting):
         """See `Drafting.add`."""
         is_trial = self._num_added % _TRIAL_EVERY == 0
         self._num_added += 1
-        self._sequences[sequence.request_id] = DraftSequence(
+        self._sequences[sequence.request_id] = self.make_sequence(
             sequence, self.model.num_ids, self.acceptance, is_trial=is_trial
         )
 
@@ -62,7 +63,7 @@ class ModelDrafting(Drafting):
         """See `Drafting.end`."""
         sequence = self._sequences.pop(request_id, None)
         if sequence is not None:
-            self.model.release(sequence.block_table)
+            self.model.release(request_id, sequence.block_table)
 
     def forget(self) -> None:
         """Drop all sequences, after a step was interrupted."""
@@ -116,6 +117,7 @@ class ModelDrafting(Drafting):
         rows: list[tuple[DraftSequence, SequenceChunk]] = []
         budget = self.model.num_tokens
         for sequence, depth in wanted.items():
+            sequence.num_computed = self.model.resume(sequence.sequence.request_id, sequence.num_computed)
             start, end = sequence.num_computed, min(sequence.num_computed + budget, len(sequence.text))
             if start == end or not self.model.extend(sequence.block_table, end + depth - 1):
                 continue
@@ -125,7 +127,7 @@ class ModelDrafting(Drafting):
                 sequence.sequence.request_id, start, end - start, sequence.text[start:end], sequence.block_table,
                 samples=end == len(sequence.text),
             )  # fmt: skip
-            singles = chunk.one_by_one() if chunk.samples and chunk.num_tokens <= _MOST_SINGLE else [chunk]
+            singles = chunk.one_by_one() if chunk.samples and chunk.num_tokens <= MOST_SINGLE else [chunk]
             rows += [(sequence, single) for single in singles]
         rows.sort(key=lambda row: row[1].num_tokens > 1)
         drafted = [sequence for sequence, chunk in rows if chunk.start + chunk.num_tokens == len(sequence.text)]
@@ -138,7 +140,7 @@ class ModelDrafting(Drafting):
         if not chunks:
             return []
         began = self.clock()
-        tokens = self.model.next_tokens(chunks, [sequence.state() for sequence in sequences])
+        tokens = self._next_tokens(sequences, chunks)
         if all(chunk.num_tokens == 1 for chunk in chunks):
             self._draft_costs.note(len(chunks), self.clock() - began)
         last = dict(zip([s for s, c in zip(sequences, chunks, strict=True) if c.samples], tokens, strict=True))
@@ -149,6 +151,10 @@ class ModelDrafting(Drafting):
                 sequence.drafts.append(token)
                 going.append(sequence)
         return going
+
+    def _next_tokens(self, sequences: Sequence[DraftSequence], chunks: Sequence[SequenceChunk]) -> list[int]:
+        """Return the token after each chunk that samples."""
+        return self.model.next_tokens(chunks, [sequence.state() for sequence in sequences])
 
 
 def _row(sequence: DraftSequence, token: int, num_read: int) -> SequenceChunk:

@@ -10,11 +10,14 @@ from typing import Any
 from corellm.config import suggestion
 from corellm.errors import ConfigError
 
-METHODS = ("ngram", "suffix", "draft_model", "forms")
-_HEADS = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp")
+EAGLE3 = "eagle3"
+HEADS = ("eagle", EAGLE3)
+METHODS = ("ngram", "suffix", "draft_model", *HEADS, "forms")
+_OTHER_HEADS = ("medusa", "mlp_speculator", "mtp")
 _PREFIXES = {"prompt_lookup": "ngram", "suffix_decoding": "suffix"}
 """Beginnings of names of settings, and whose they are; `model` and what else says which are a draft model's."""
 _OF_A_MODEL = ("model", "revision", "quantization")
+_WITH_A_MODEL = ("draft_model", *HEADS)
 _LOOKUP = 5
 """Tokens that are compared, where `ngram` is told no number."""
 _OF_FORMS = 16
@@ -31,18 +34,18 @@ class DraftSettings:
 
     method: str
     """`ngram` looks for the last tokens in the request's own text, prompt and output; `suffix` also in the outputs of
-    earlier requests; `draft_model` has a smaller model say what comes next; `forms` takes what the form of an output
-    leaves no choice of."""
+    earlier requests; `draft_model` has a smaller model say what comes next; `eagle` and `eagle3` have a head do so,
+    which reads the model's hidden states; `forms` takes what the form of an output leaves no choice of."""
     num_speculative_tokens: int = 0
     """Most drafts of a request in a step. `suffix` takes `suffix_decoding_max_tree_depth`, `forms` 16; the others must
     be told."""
     model: str | None = None
-    """`draft_model`: a directory or a hub name, of a model with the same tokenizer. It has the dtype, device and
-    attention backend of the model."""
+    """`draft_model`: a directory or a hub name, of a model with the same tokenizer; `eagle`, `eagle3`: of a head for
+    the model. It has the dtype, device and attention backend of the model."""
     revision: str | None = None
-    """`draft_model`: branch, tag or commit of a hub model."""
+    """Branch, tag or commit of a hub `model`."""
     quantization: str | None = None
-    """`draft_model`: `int8` or `int4` rounds its weights when they are loaded."""
+    """`int8` or `int4` rounds the weights of `model` when they are loaded."""
     prompt_lookup_min: int = 0
     """`ngram`: fewest last tokens that must have come before; as `prompt_lookup_max`, or 5."""
     prompt_lookup_max: int = 0
@@ -67,17 +70,17 @@ class DraftSettings:
         method = given.get("method")
         if method is None and given.get("model") is not None:
             method = "draft_model"
-        if method in _HEADS:
+        if method in _OTHER_HEADS:
             raise ConfigError(
-                f"speculative_config: heads on a model's hidden states ({method!r:.100}) are not there yet; methods "
-                f"that are: {', '.join(METHODS)}"
+                f"speculative_config: heads of the kind {method!r} are not there; methods that are: "
+                f"{', '.join(METHODS)}"
             )
         if method not in METHODS:
             raise ConfigError(f"speculative_config: method must be one of {', '.join(METHODS)}; got {method!r:.100}")
         for name in given:
             if name not in known:
                 raise ConfigError(f"speculative_config has no {name!r:.100}{suggestion(str(name), known)}")
-            if _method_of(name) not in (None, method):
+            if method not in _methods_of(name):
                 raise ConfigError(f"speculative_config: {name} is not a setting of the method {method!r}")
         return cls(**{**{name: value for name, value in given.items() if value is not None}, "method": method})
 
@@ -99,9 +102,9 @@ class DraftSettings:
                 f"speculative_config: the method {self.method!r} needs num_speculative_tokens, most drafts of a "
                 f"request in a step: an integer from 1 to {_MOST_DRAFTS}"
             )
-        if self.method == "draft_model" and (not isinstance(self.model, str) or not self.model):
+        if self.method in _WITH_A_MODEL and (not isinstance(self.model, str) or not self.model):
             raise ConfigError(
-                f"speculative_config: the method 'draft_model' needs model, a directory or a hub name; got "
+                f"speculative_config: the method {self.method!r} needs model, a directory or a hub name; got "
                 f"{self.model!r:.100}"
             )
         _integer("num_speculative_tokens", self.num_speculative_tokens, 1, _MOST_DRAFTS)
@@ -116,11 +119,11 @@ class DraftSettings:
         object.__setattr__(self, name, value)
 
 
-def _method_of(name: str) -> str | None:
-    """Return the method that a setting belongs to; None for all."""
+def _methods_of(name: str) -> tuple[str, ...]:
+    """Return the methods that have a setting."""
     if name in _OF_A_MODEL:
-        return "draft_model"
-    return next((method for prefix, method in _PREFIXES.items() if name.startswith(prefix)), None)
+        return _WITH_A_MODEL
+    return next(((method,) for prefix, method in _PREFIXES.items() if name.startswith(prefix)), METHODS)
 
 
 def _integer(name: str, value: Any, least: int, most: int) -> None:
