@@ -38,9 +38,7 @@ class KeptStates:
         """Check the modules, and allocate the states of all sequences."""
         return self.on_rows(decoder, Rows(max_num_seqs, most_drafts), dtype, device)
 
-    def on_rows(
-        self, decoder: nn.Module, rows: Rows, dtype: torch.dtype, device: torch.device
-    ) -> RecurrentStates:
+    def on_rows(self, decoder: nn.Module, rows: Rows, dtype: torch.dtype, device: torch.device) -> RecurrentStates:
         """`part` on rows that keep other states of a sequence than its newest."""
         num_kept: int = getattr(decoder.config, "number_of_conv_states", 1)
         modules = {name: (module, self._widths[name]) for name, module in self._modules.items()}
