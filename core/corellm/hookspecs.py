@@ -247,6 +247,16 @@ class SpokenTimes:
     first: then the first output token for the audio alone is that token."""
     languages: Mapping[int, str]
     """Names of languages by the tokens of a prompt that say them: `{50261: "german"}`."""
+    heads: Sequence[tuple[int, int]] = ()
+    """Layers and heads of the decoder whose attention says what a token is heard in; none where that is not known."""
+    smoothing: int = 7
+    """Steps, an odd number, of which the median is taken of that attention."""
+    no_speech: int | None = None
+    """The token whose probability behind the one that begins a text says that nobody speaks."""
+    earlier: tuple[int, int] | None = None
+    """The token before what was said earlier, and how many tokens of that a prompt has at most."""
+    stated: Mapping[str, Any] = field(default_factory=dict)
+    """What the checkpoint sets of `LLM.transcribe`'s thresholds, and of `condition_on_prev_tokens`."""
 
 
 @dataclass(frozen=True)

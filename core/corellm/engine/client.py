@@ -70,6 +70,9 @@ class EngineClient(Protocol):
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
         """Pool a prompt, which may be a `ProcessedPrompt`; closing the iteration aborts the request."""
 
+    async def in_engine(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function as `AsyncLLM.in_engine` does."""
+
     async def check_health(self) -> None:
         """Raise an `EngineDeadError` if the engine stopped."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from openai.types.audio import TranscriptionVerbose, TranslationVerbose
 from corellm import LLM, AsyncLLM, SamplingParams
 from corellm.engine.process.client import ProcessLLM
 from corellm_qwen_audio.tiny import make_tiny_checkpoint as make_qwen_audio
+from corellm_server.errors import ApiError
+from corellm_server.speech.request_checks import check_times
 from corellm_speech import Transcript, srt, vtt
 from extensions.server.tests.conftest import MODEL, Running, serving
 from extensions.server.tests.test_promises import error_of
@@ -29,8 +32,8 @@ SECONDS = {"short": 1.5, "long": 4.3}
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Whisper, which reads two seconds at once."""
-    return whisper(tmp_path_factory.mktemp("whisper"), language=None)
+    """A tiny Whisper, which reads two seconds at once, and says by which heads words are found."""
+    return whisper(tmp_path_factory.mktemp("whisper"), language=None, alignment_heads=[[0, 1], [1, 2]])
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +54,7 @@ def wanted(path: Path) -> dict[str, list[Transcript]]:
         return {
             "transcriptions": llm.transcribe(list(sounds), sampling_params=params),
             "translations": llm.transcribe(list(sounds), translate=True, sampling_params=params),
+            "words": llm.transcribe(list(sounds), word_timestamps=True, sampling_params=params),
         }
 
 
@@ -106,10 +110,47 @@ def test_long_audio_without_times(running: Running, wanted: dict[str, list[Trans
     assert whole.usage.output_tokens > len(found.segments)
 
 
+@pytest.mark.parametrize("name", SECONDS)
+def test_times_of_words(running: Running, wanted: dict[str, list[Transcript]], name: str) -> None:
+    """Beside segments or alone; the engine, in another process, looks at each window twice."""
+    found = wanted["words"][list(SECONDS).index(name)]
+    verbose = {"response_format": "verbose_json"}
+    with running.client() as client:
+        both = ask(client, "transcriptions", name, timestamp_granularities=["segment", "word"], **verbose)
+        alone = ask(client, "transcriptions", name, timestamp_granularities=["word"], **verbose)
+    assert [(one.word, one.start, one.end) for one in both.words] == [
+        (one.text.strip(), one.start, one.end) for one in found.words
+    ]
+    assert alone.words == both.words
+    assert alone.segments is None
+    assert [one.text for one in both.segments] == [one.text for one in found.segments]
+
+
+def test_words_that_are_not_found() -> None:
+    """A checkpoint that names no heads is asked for segments."""
+    body: Any = SimpleNamespace(response_format="verbose_json", timestamp_granularities=["word"])
+    form: Any = SimpleNamespace(times=SimpleNamespace(heads=()))
+    with pytest.raises(ApiError, match="alignment_heads") as caught:
+        check_times(body, form)
+    assert caught.value.param == "timestamp_granularities"
+
+
+def test_the_language_is_heard_before_the_prompt(running: Running, path: Path) -> None:
+    """Short audio, without times: as offline, also streamed; one form is asked in two requests to the engine."""
+    params = SamplingParams(temperature=0, max_tokens=TOKENS)
+    sound, _ = soundfile.read(io.BytesIO(file_of("short")), dtype="float32")
+    with LLM(str(path), dtype="float32") as llm:
+        (found,) = llm.transcribe((sound, RATE), prompt="one two", times=False, sampling_params=params)
+    with running.client() as client:
+        assert ask(client, "transcriptions", "short", prompt="one two").text == found.text
+        *_, done = ask(client, "transcriptions", "short", prompt="one two", stream=True)
+    assert done.text == found.text
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"response_format": "diarized_json"}, "response_format"),
     ({"timestamp_granularities[]": "segment"}, "timestamp_granularities"),
-    ({"timestamp_granularities[]": "word", "response_format": "verbose_json"}, "timestamp_granularities"),
+    ({"timestamp_granularities[]": "word"}, "timestamp_granularities"),
     ({"timestamp_granularities[]": "page", "response_format": "verbose_json"}, "timestamp_granularities"),
     ({"stream": "true", "response_format": "srt"}, "response_format"),
     ({"language": "xx", "response_format": "vtt"}, "language"),

@@ -35,6 +35,10 @@ class Heard:
     token_ids: list[list[int]]
     """Of each segment."""
     times: list[tuple[float, float]]
+    token_times: list[list[float]]
+    """Of each segment's tokens; empty without `return_token_timestamps`."""
+    judged: list[tuple[bool, bool]]
+    """Of each try at a window: whether it was tried again, and whether the window was silent."""
 
 
 class Oracle:
@@ -51,12 +55,23 @@ class Oracle:
     def __call__(self, samples: NDArray[np.float32], **arguments: Any) -> Heard:
         """Return what is found, the spectrogram of longer audio than a window made of the whole."""
         whole = {"truncation": False, "padding": "longest"} if len(samples) > self._extract.n_samples else {}
-        features = self._extract(samples, sampling_rate=RATE, return_tensors="pt", **whole)["input_features"]
+        made = self._extract(samples, sampling_rate=RATE, return_tensors="pt", return_attention_mask=True, **whole)
+        if arguments.get("return_token_timestamps"):
+            arguments["attention_mask"] = made["attention_mask"]
+        judged: list[tuple[bool, bool]] = []
+
+        def judge(*given: Any) -> tuple[bool, bool]:
+            judged.append(type(self._model)._need_fallback(self._model, *given))
+            return judged[-1]
+
+        self._model._need_fallback = judge
         found = self._model.generate(
-            features, return_timestamps=True, return_segments=True, max_new_tokens=TOKENS, **arguments
+            made["input_features"], return_timestamps=True, return_segments=True, max_new_tokens=TOKENS, **arguments
         )
         (segments,) = found["segments"]
         return Heard(
             [one["tokens"].tolist() for one in segments],
             [(float(one["start"]), float(one["end"])) for one in segments],
+            [one["token_timestamps"].tolist() for one in segments if "token_timestamps" in one],
+            [(bool(again), bool(silent)) for again, silent in judged],
         )

@@ -20,7 +20,7 @@ from corellm_speech import Transcript, calls
 from corellm_transformers.tiny import make_tiny_checkpoint
 from corellm_transformers.tiny.encoder_decoders import ENCODER_DECODERS
 from extensions.speech.tests.sounds import RATE, TOKENS, Oracle, chirps
-from plugins.transformers.tests.test_encoder_decoders import whisper
+from plugins.transformers.tests.test_encoder_decoders import generated, whisper
 
 LENGTHS = (0.7, 2.0, 2.01, 3.3, 6.123)
 """Seconds; a window has two."""
@@ -121,7 +121,22 @@ def test_short_audio_without_times_is_asked_for_as_before(llm: LLM) -> None:
     (wanted,) = llm.generate(prompt, PARAMS, use_tqdm=False)
     assert found.token_ids == wanted.outputs[0].token_ids
     assert found.segments == []
+    assert found.language == "german"
+    heard = found_by(llm, sound, times=False).language
+    assert heard == found_by(llm, sound).language
     assert found_by(llm, chirps(3, 3), times=False).segments
+
+
+def test_the_language_is_heard_before_what_was_said(llm: LLM, path: Path) -> None:
+    """As `generate` hears it, in audio without times, too."""
+    tokenize, heard = transformers.AutoTokenizer.from_pretrained(path), set()
+    told = torch.tensor(tokenize("<|startofprev|> one two", add_special_tokens=False)["input_ids"])
+    for seed in range(4):
+        sound = chirps(1, seed)
+        found, wanted = found_by(llm, sound, prompt="one two", times=False), generated(path, sound, prompt_ids=told)
+        assert wanted[: len(found.token_ids)] == found.token_ids[: len(wanted)]
+        heard.add(found.language)
+    assert None not in heard
 
 
 @pytest.mark.parametrize(
@@ -161,6 +176,10 @@ def test_a_model_without_times_reads_pieces(tmp_path: Path) -> None:
         prompt = {"prompt": "", "multi_modal_data": {"audio": (chirps(3, 1), RATE)}}
         (wanted,) = llm.generate(prompt, PARAMS, use_tqdm=False)
         assert found.text == wanted.outputs[0].text
+        for asked in ({"word_timestamps": True}, {"temperature": (0.0, 0.5)}, {"condition_on_prev_tokens": True}):
+            with pytest.raises(InvalidParameterError, match="tells no times") as caught:
+                found_by(llm, chirps(1, 1), **asked)
+            assert caught.value.param in asked
     make_qwen_audio(tmp_path / "b", seconds=2)
     with LLM(str(tmp_path / "b"), dtype="float32") as llm, pytest.raises(InvalidParameterError, match=r"LLM\.chat"):
         llm.transcribe((chirps(1, 1), RATE))

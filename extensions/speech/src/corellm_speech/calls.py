@@ -5,6 +5,7 @@ Knows arguments and requests; what the requests are is the readings' to know.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -15,10 +16,11 @@ from corellm.known_fields import refusing
 from corellm.llm import LLM
 from corellm.sampling_params import SamplingParams
 from corellm_speech.reading import Asked, Reading, begin
+from corellm_speech.retries import Retries
 from corellm_speech.segments import Transcript
 
 if TYPE_CHECKING:
-    from corellm.serving import AsyncLLM, InputProcessor
+    from corellm.serving import AsyncLLM, InputProcessor, ProcessedPrompt
 
 _SIDE_BY_SIDE = 32
 """Most items that are read at once: the samples of others are not in memory yet."""
@@ -48,6 +50,12 @@ class SpeechCalls:
         translate: bool = False,
         prompt: str = "",
         times: bool = True,
+        word_timestamps: bool = False,
+        temperature: float | Sequence[float] | None = None,
+        compression_ratio_threshold: float | None = None,
+        logprob_threshold: float | None = None,
+        no_speech_threshold: float | None = None,
+        condition_on_prev_tokens: bool | None = None,
         sampling_params: SamplingParams | None = None,
     ) -> list[Transcript]:
         """Write down what is said in audio of any length.
@@ -61,6 +69,15 @@ class SpeechCalls:
             translate: whether the text is to be in English.
             prompt: what was said before, or names that may come.
             times: whether to ask for times, if the model tells them, also of audio that it reads at once.
+            word_timestamps: whether to find when each word is said. It and what follows are as `generate` has them, for
+                models that tell times.
+            temperature: of sampling, in place of that of `sampling_params`. Of several each is tried, one after
+                another, until a window's text is good enough.
+            compression_ratio_threshold: a text is not good enough whose tokens zlib makes shorter than by this factor.
+            logprob_threshold: nor one whose tokens' mean log-probability is below this.
+            no_speech_threshold: a window with such a text is silent where the model says so with a higher probability.
+            condition_on_prev_tokens: whether a window is told the text of those before. None, of this and of the
+                thresholds, is as the checkpoint has it.
             sampling_params: how to choose tokens, `max_tokens` for each piece of the audio; None for the most likely
                 ones, and as many as there are. With times, `n`, `logprobs`, `stop` and processors of logits have no
                 effect.
@@ -77,7 +94,10 @@ class SpeechCalls:
         if "audio" not in processor.mm_processor.limits:
             raise UnsupportedModalityError("transcribe: this model takes no audio", modality="audio")
         params = sampling_params or SamplingParams(temperature=0, max_tokens=None)
-        asked = Asked(language, translate, prompt, replace(params, n=1))
+        temperatures = () if temperature is None else _several(temperature)
+        thresholds = compression_ratio_threshold, logprob_threshold, no_speech_threshold
+        retries = Retries(temperatures, *thresholds, condition_on_prev_tokens)
+        asked = Asked(language, translate, prompt, replace(params, n=1), word_timestamps, retries)
         items = audio if isinstance(audio, list) else [audio]
         waiting, running, found = enumerate(items), dict[int, Reading](), dict[int, Transcript]()
         while len(found) < len(items):
@@ -89,13 +109,35 @@ class SpeechCalls:
         return [found[index] for index in range(len(items))]
 
     def _step(self, processor: InputProcessor, readings: list[Reading]) -> None:
-        """Run the next piece of each reading."""
+        """Run the next piece of each reading, and what is to be called in the engine then."""
         pieces = [reading.piece for reading in readings if reading.piece is not None]
-        prepare = [partial(processor.process, piece.fields) for piece in pieces]
+        prompts: dict[int, ProcessedPrompt] = {}
+
+        def prepared(index: int) -> ProcessedPrompt:
+            prompts[index] = processor.process(pieces[index].fields)
+            return prompts[index]
+
+        prepare = [partial(prepared, index) for index in range(len(pieces))]
         wanted = [piece.params for piece in pieces]
         outputs = self._llm.run_prepared(prepare, wanted, use_tqdm=False, on_error="raise")
-        for reading, output in zip(readings, outputs, strict=True):
-            reading.take(output)
+        for index, (reading, output) in enumerate(zip(readings, outputs, strict=True)):
+            reading.take(prompts[index], output)
+            if reading.call is not None:
+                function, arguments = reading.call
+                reading.answer(self._llm.in_engine(function, *arguments))
+
+
+def _several(temperature: Any) -> tuple[Any, ...]:
+    """Return temperatures that are tried.
+
+    Raises:
+        InvalidParameterError: there are none.
+    """
+    if not isinstance(temperature, Sequence):
+        return (temperature,)
+    if not temperature:
+        raise InvalidParameterError("temperature must have at least one value, got none", param="temperature")
+    return tuple(temperature)
 
 
 def begin_reading(processor: InputProcessor, item: Any, asked: Asked, *, times: bool) -> Reading:
@@ -125,4 +167,6 @@ def begin_reading(processor: InputProcessor, item: Any, asked: Asked, *, times: 
             )
         return tokens or []
 
-    return begin(form, samples, asked, processor.tokenizer, prompt, times=times and tells_times)
+    return begin(
+        form, samples, asked, processor.tokenizer, prompt, vocab_size=processor.vocab_size, times=times and tells_times
+    )

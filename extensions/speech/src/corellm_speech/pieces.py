@@ -5,18 +5,22 @@ Knows samples and where they are quiet; knows no models.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from corellm.hookspecs import SpeechForm
 from corellm.outputs import RequestOutput
+from corellm.sampling_params import SamplingParams
 from corellm_speech.reading import Asked, Piece
 from corellm_speech.segments import Segment, Transcript
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from corellm.serving import ProcessedPrompt
+    from corellm_speech.second_look import EngineCall
 
 _PAUSE = 0.1
 """Seconds of which the energy says how quiet it is: shorter than a pause between words, longer than one in a word."""
@@ -56,20 +60,43 @@ class CutAudio:
         form: of the model's family; None not to cut it.
         samples: of the audio.
         asked: what is asked for.
-        token_ids: the prompt's for each piece; None to ask as for any other audio.
+        prompt: returns the prompt's tokens for each piece; None to ask as for any other audio.
+
+    Raises:
+        RequestError: the model cannot be told what is asked for.
     """
 
+    call: EngineCall | None = None
+
     def __init__(
-        self, form: SpeechForm | None, samples: NDArray[np.float32], asked: Asked, token_ids: Sequence[int] | None
+        self,
+        form: SpeechForm | None,
+        samples: NDArray[np.float32],
+        asked: Asked,
+        prompt: Callable[[], Sequence[int] | None],
     ) -> None:
-        self._samples, self._asked, self._token_ids = samples, asked, token_ids
+        self._samples, self._asked = samples, asked
+        self._times = None if form is None else form.times
         self._seconds = None if form is None else len(samples) / form.sampling_rate
         whole = iter([(0, len(samples))])
         self._cuts = whole if form is None else cuts(samples, form.sampling_rate, form.seconds)
         self._texts: list[str] = []
         self._tokens: list[int] = []
         self.segments: list[Segment] = []
-        self.piece: Piece | None = self._next()
+        self._token_ids: Sequence[int] | None = None
+        self.piece: Piece | None
+        if self._hears_first():  # else it would hear the language behind what was said before
+            self.piece = Piece(samples, (), SamplingParams(temperature=0, max_tokens=1, detokenize=False))
+        else:
+            self._token_ids = prompt()
+            self.piece = self._next()
+
+    def _hears_first(self) -> bool:
+        """Whether the model has a context, and a language to hear before it."""
+        asked = self._asked
+        if self._times is None or not asked.context or asked.language:
+            return False
+        return self._times.prompt(None, asked.translate, asked.context, None) is None
 
     def _next(self) -> Piece | None:
         """Return the next piece."""
@@ -78,9 +105,15 @@ class CutAudio:
             return None
         return Piece(self._samples[cut[0] : cut[1]], self._token_ids, self._asked.params)
 
-    def take(self, output: RequestOutput) -> str:
+    def take(self, prompt: ProcessedPrompt, output: RequestOutput) -> str:
         """Take in the output of `piece`; texts are joined by a space."""
-        completion = output.outputs[0]
+        completion, asked = output.outputs[0], self._asked
+        if self.piece is not None and self.piece.params is not asked.params:
+            assert self._times is not None
+            told = self._times.prompt(None, asked.translate, asked.context, completion.token_ids[0])
+            self._token_ids = [*(told or ()), self._times.without]
+            self.piece = self._next()
+            return ""
         self._tokens += completion.token_ids
         text = completion.text.strip() if self._texts else completion.text
         new = f" {text}" if text and any(self._texts) else text
@@ -88,6 +121,19 @@ class CutAudio:
         self.piece = self._next()
         return new
 
+    def answer(self, result: Any) -> str:
+        """Return nothing: there are no calls."""
+        return ""
+
     def transcript(self) -> Transcript:
         """Return what is said."""
-        return Transcript("".join(self._texts), self._tokens, self._seconds, self._asked.language)
+        return Transcript("".join(self._texts), self._tokens, self._seconds, self._language)
+
+    @property
+    def _language(self) -> str | None:
+        """That was asked for, else what the prompt or the output says."""
+        if self._times is None:
+            return self._asked.language
+        told = self._token_ids or self._times.prompt(self._asked.language, self._asked.translate, "", None) or ()
+        named = (self._times.languages[one] for one in (*told, *self._tokens) if one in self._times.languages)
+        return next(named, self._asked.language)

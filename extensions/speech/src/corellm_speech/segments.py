@@ -10,6 +10,17 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
+class Word:
+    """A word, with the punctuation at it."""
+
+    start: float
+    """Seconds from the beginning of the audio."""
+    end: float
+    text: str
+    """With the space before it, if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """Some words that are said together."""
 
@@ -23,6 +34,12 @@ class Segment:
     """Seconds from the beginning of the audio to that of the window in which it was heard."""
     mean_logprob: float = 0.0
     """Mean log-probability of the tokens of that window."""
+    temperature: float = 0.0
+    """At which its text was sampled."""
+    no_speech_prob: float | None = None
+    """Probability that nobody speaks in that window; None where that was not asked for."""
+    token_times: list[float] = field(default_factory=list)
+    """Until when each token was heard, in seconds from the beginning of the audio; empty if that was not asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +55,8 @@ class Transcript:
     """That is spoken, or in which the text was asked for; None if the model does not say."""
     segments: list[Segment] = field(default_factory=list)
     """Empty for a model that tells no times."""
+    words: list[Word] = field(default_factory=list)
+    """Empty where their times were not asked for."""
 
 
 def srt(segments: Iterable[Segment]) -> str:

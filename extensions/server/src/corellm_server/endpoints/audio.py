@@ -51,9 +51,10 @@ async def _text_of_audio(service: Service, request: Request, form: type[Transcri
     check_format(body)
     params = transcription_params(body, service.client.get_default_sampling_params(), service.config.limits)
     check_counts([Part("file", "audio", None)], 1, service.client.input_processor.mm_processor.limits)
-    if (run := await begun(service, exchange, body, params)) is not None:
+    run, item = await begun(service, exchange, body, params)
+    if run is not None:
         return await ReadingReply(body, run).response()
-    prompt = await service.preparation.audio(exchange, body)
+    prompt = await service.preparation.audio(exchange, body, item)
     is_capped = body.max_completion_tokens is not None
     service.preparation.check_fit(prompt, params, is_capped=is_capped, where="file")
     response = TranscriptionResponse()

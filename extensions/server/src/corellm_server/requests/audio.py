@@ -40,7 +40,7 @@ class TranscriptionRequest(Body):
     response_format: str = "json"
     """`json`, or `text` for the text alone; of a model that tells times `verbose_json`, `srt` or `vtt`."""
     timestamp_granularities: Annotated[list[str], FIRST_ERROR] | None = None
-    """`segment`, with `verbose_json`; times of words are not found."""
+    """`segment`, `word` or both, with `verbose_json`; `segment` by default."""
     temperature: float = 0.0
     """0 is greedy."""
     seed: int | None = None

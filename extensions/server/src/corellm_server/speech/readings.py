@@ -21,7 +21,7 @@ from corellm_server.exchange import Exchange
 from corellm_server.requests.audio import TranscriptionRequest
 from corellm_server.responses.usage import finish_reason
 from corellm_server.service import Service
-from corellm_server.speech.request_checks import check_times, wants_times
+from corellm_server.speech.request_checks import check_times, wants_times, wants_words
 
 if TYPE_CHECKING:  # needs corellm-speech
     from corellm_speech.reading import Piece, Reading
@@ -53,8 +53,13 @@ class RunReading:
             service.preparation.check_fit(prompt, piece.params, is_capped=is_capped, where="file")
             output = await service.complete(exchange, prompt, piece.params)
             finish_reason(output.outputs[0])  # raises if it was aborted
-            take = partial(self.reading.take, output)  # which cuts the next piece
-            yield await service.preparation.in_pool(exchange, take, takes_long=True), output
+            in_pool = partial(service.preparation.in_pool, exchange, takes_long=True)
+            text = await in_pool(partial(self.reading.take, prompt, output))  # which cuts the next piece
+            if self.reading.call is not None:
+                function, arguments = self.reading.call
+                result = await service.client.in_engine(function, *arguments)
+                text = await in_pool(partial(self.reading.answer, result))
+            yield text, output
 
     async def _prompt(self, piece: Piece) -> ProcessedPrompt:
         preparation, exchange = self._service.preparation, self._exchange
@@ -65,8 +70,10 @@ class RunReading:
 
 async def begun(
     service: Service, exchange: Exchange, body: TranscriptionRequest, params: SamplingParams
-) -> RunReading | None:
-    """The reading of a request's file; None if the whole can be asked for as any other audio.
+) -> tuple[RunReading | None, Any]:
+    """The reading of a request's file; None if the whole can be asked for as any other audio, with it as an item.
+
+    The item is None for a file that was not looked into.
 
     Args:
         service: of the model.
@@ -81,13 +88,25 @@ async def begun(
     form = await in_pool(exchange, lambda: processor.speech_form, takes_long=True)
     check_times(body, form)
     if form is None:
-        return None
+        return None, None
     samples = await in_pool(exchange, partial(_samples, processor, body.file.content), takes_long=True)
-    if len(samples) <= form.seconds * form.sampling_rate and not wants_times(body):
-        return None
     service.hold(exchange, samples.nbytes)
+    is_short = len(samples) <= form.seconds * form.sampling_rate and not wants_times(body)
+    if is_short and not await in_pool(exchange, partial(_hears_first, form, body), takes_long=True):
+        return None, samples
     begin = partial(_begun, processor, form, samples, body, params)
-    return RunReading(service, exchange, body, await in_pool(exchange, begin, takes_long=True))
+    return RunReading(service, exchange, body, await in_pool(exchange, begin, takes_long=True)), samples
+
+
+def _hears_first(form: SpeechForm, body: TranscriptionRequest) -> bool:
+    """Whether the model is told what was said before, and must hear the language before that.
+
+    Raises:
+        RequestError: the model cannot be told that.
+    """
+    if form.times is None or not body.prompt or not body.fits_a_form or body.language_alone:
+        return False
+    return form.times.prompt(None, body.TRANSLATES, body.prompt, None) is None
 
 
 def _samples(processor: Any, content: bytes) -> Any:
@@ -107,8 +126,8 @@ def _begun(
 ) -> Reading:
     if find_spec("corellm_speech") is None:
         raise ApiError(
-            400, f"file: the model reads {form.seconds:g} seconds at once; longer audio, and times, need "
-            "corellm-speech in the server (from a checkout: pip install ./extensions/speech)",
+            400, f"file: the model reads {form.seconds:g} seconds at once; longer audio, times, and a prompt without a "
+            "language need corellm-speech in the server (from a checkout: pip install ./extensions/speech)",
             param="file",
         )  # fmt: skip
     from corellm_speech.reading import Asked, begin
@@ -116,5 +135,9 @@ def _begun(
     if form.times is not None and not body.fits_a_form:
         body.check_tells_nothing()
     language, context = body.language_alone, body.prompt or ""
-    asked = Asked(language, body.TRANSLATES, context, replace(params, output_kind=RequestOutputKind.FINAL_ONLY))
-    return begin(form, samples, asked, processor.tokenizer, lambda: None, times=wants_times(body))
+    whole = replace(params, output_kind=RequestOutputKind.FINAL_ONLY)
+    asked = Asked(language, body.TRANSLATES, context, whole, wants_words(body))
+    return begin(
+        form, samples, asked, processor.tokenizer, lambda: None,
+        vocab_size=processor.vocab_size, times=wants_times(body),
+    )  # fmt: skip

@@ -76,13 +76,16 @@ class ReadingReply:
 
     def _verbose(self, found: Transcript) -> dict[str, Any]:
         """As OpenAI's `TranscriptionVerbose`, or `TranslationVerbose`."""
-        seconds = found.seconds or 0.0
+        seconds, wanted = found.seconds or 0.0, self._body.timestamp_granularities or ["segment"]
+        words = [{"word": one.text.strip(), "start": one.start, "end": one.end} for one in found.words]
+        segments = [self._segment(number, one) for number, one in enumerate(found.segments)]
         return {
             "task": "translate" if self._body.TRANSLATES else "transcribe",
             "language": "english" if self._body.TRANSLATES else found.language,
             "duration": seconds,
             "text": found.text,
-            "segments": [self._segment(number, one) for number, one in enumerate(found.segments)],
+            **({"segments": segments} if "segment" in wanted else {}),
+            **({"words": words} if "word" in wanted else {}),
             "usage": {"type": "duration", "seconds": ceil(seconds)},
         }
 
@@ -96,8 +99,8 @@ class ReadingReply:
             "end": found.end,
             "text": found.text,
             "tokens": found.token_ids,
-            "temperature": self._body.temperature,
+            "temperature": found.temperature,
             "avg_logprob": found.mean_logprob,
             "compression_ratio": len(content) / len(zlib.compress(content)),
-            "no_speech_prob": None,  # the model is not asked for it
+            "no_speech_prob": found.no_speech_prob,
         }

@@ -30,15 +30,11 @@ def check_format(request: TranscriptionRequest) -> None:
             400, "stream sends events of JSON without times; leave response_format out", param="response_format"
         )
     for wanted in request.timestamp_granularities or ():
-        if wanted == "word":
+        if wanted not in ("segment", "word"):
             raise ApiError(
-                400, "timestamp_granularities: times of words are not found here; ask for 'segment'",
-                param="timestamp_granularities", code="unsupported_parameter",
+                400, f"timestamp_granularities must be 'segment' or 'word', got {wanted!r:.100}",
+                param="timestamp_granularities",
             )  # fmt: skip
-        if wanted != "segment":
-            raise ApiError(
-                400, f"timestamp_granularities must be 'segment', got {wanted!r:.100}", param="timestamp_granularities"
-            )
     if request.timestamp_granularities and given != "verbose_json":
         raise ApiError(
             400, "timestamp_granularities needs response_format verbose_json", param="timestamp_granularities"
@@ -48,6 +44,11 @@ def check_format(request: TranscriptionRequest) -> None:
 def wants_times(request: TranscriptionRequest) -> bool:
     """Whether the response has times."""
     return request.response_format in _WITH_TIMES
+
+
+def wants_words(request: TranscriptionRequest) -> bool:
+    """Whether the response has times of words."""
+    return "word" in (request.timestamp_granularities or ())
 
 
 def check_times(request: TranscriptionRequest, form: SpeechForm | None) -> None:
@@ -60,4 +61,10 @@ def check_times(request: TranscriptionRequest, form: SpeechForm | None) -> None:
         raise ApiError(
             400, f"response_format {request.response_format!r}: this model tells no times; use json or text",
             param="response_format", code="unsupported_parameter",
+        )  # fmt: skip
+    if wants_words(request) and form is not None and form.times is not None and not form.times.heads:
+        raise ApiError(
+            400, "timestamp_granularities: this checkpoint does not say which attention finds words in the audio "
+            "(alignment_heads in generation_config.json); ask for 'segment'",
+            param="timestamp_granularities", code="unsupported_parameter",
         )  # fmt: skip

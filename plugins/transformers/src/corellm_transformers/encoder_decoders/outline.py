@@ -104,6 +104,16 @@ class Outline:
         return self._model.generation_config
 
     @property
+    def config(self) -> Any:
+        """The model's configuration."""
+        return self._model.config
+
+    @property
+    def decoder_shape(self) -> tuple[int, int]:
+        """Layers of the decoder, and heads of each."""
+        return self.config.decoder_layers, self.config.decoder_attention_heads
+
+    @property
     def frames(self) -> tuple[int, int] | None:
         """Frames of audio that `generate` reads at once, and for each state; None where it does not count them."""
         encoder = self._model.get_encoder()

@@ -15,6 +15,14 @@ from corellm_transformers.encoder_decoders.outline import Outline
 from corellm_transformers.encoder_decoders.prompts import Prompts
 from corellm_transformers.encoder_decoders.windows import Spectrograms, Windows
 
+_SETTINGS = (
+    "compression_ratio_threshold",
+    "condition_on_prev_tokens",
+    "logprob_threshold",
+    "no_speech_threshold",
+)
+"""What a generation configuration may set of how windows are read."""
+
 
 def spectrograms_of(items: Items) -> Spectrograms | None:
     """Return what a checkpoint's feature extractor makes of windows; None if windows do not have the whole's frames."""
@@ -36,15 +44,16 @@ def form_of(items: Items, spectrograms: Spectrograms | None, outline: Outline, p
 
 
 def _times(spectrograms: Spectrograms, outline: Outline, prompts: Prompts) -> SpokenTimes | None:
-    """Return the tokens of times; None if `generate` knows none, or goes on from earlier windows' text."""
+    """Return the tokens of times; None if `generate` knows none."""
     stated: Any = outline.generation
     without = getattr(stated, "no_timestamps_token_id", None)
     end = stated.eos_token_id or stated.bos_token_id
     frames = outline.frames
     if "return_timestamps" not in outline.arguments or frames is None or frames[0] != spectrograms.window_frames:
         return None
-    if not isinstance(without, int) or not isinstance(end, int) or getattr(stated, "condition_on_prev_tokens", False):
+    if not isinstance(without, int) or not isinstance(end, int):
         return None
+    earlier = outline.start_of_earlier
     return SpokenTimes(
         zero=without + 1,
         without=without,
@@ -56,7 +65,21 @@ def _times(spectrograms: Spectrograms, outline: Outline, prompts: Prompts) -> Sp
         windows=partial(Windows, spectrograms),
         prompt=partial(prompts.timed, without),
         languages=_languages(stated),
+        heads=_heads(getattr(stated, "alignment_heads", None), outline.decoder_shape),
+        smoothing=getattr(outline.config, "median_filter_width", 7),
+        no_speech=without - 1,
+        earlier=None if earlier is None else (earlier, outline.config.max_target_positions // 2 - 1),
+        stated={name: getattr(stated, name, None) for name in _SETTINGS},
     )
+
+
+def _heads(stated: Any, shape: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+    """Return the layers and heads that a checkpoint names; none where it names some that its decoder has not."""
+    try:
+        pairs = tuple((int(layer), int(head)) for layer, head in stated or ())
+    except (TypeError, ValueError):
+        return ()
+    return pairs if all(0 <= at < size for pair in pairs for at, size in zip(pair, shape, strict=True)) else ()
 
 
 def _languages(stated: Any) -> Mapping[int, str]:
