@@ -18,7 +18,7 @@ PARALLEL := -n $(PROCESSES) --dist loadscope --no-loadscope-reorder
 PIP = $(BIN)/python -m pip install --no-compile $(if $(MAKE_TERMOUT),,--quiet) --disable-pip-version-check
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train kernels test parity-torch parity-oldest kernels-test browser-test fuzz forms promises ray-demo ray-proof soak clients mutants mutants-touched changes docs docs-serve lint bench gpu-bench peers bench-peers families transformers-versions vllm-scripts wheels-test wheels-test-full check clean
+.PHONY: help setup demo demo-eval demo-train demo-video-eval demo-video-train kernels test parity-torch parity-oldest kernels-test browser-test fuzz forms promises ray-demo ray-test ray-proof soak clients mutants mutants-touched changes docs docs-serve lint bench gpu-bench peers bench-peers families transformers-versions vllm-scripts wheels-test wheels-test-full check clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## */\t/' | expand -t 20
@@ -87,8 +87,11 @@ promises: setup  ## what is promised of faults, bad input, results, time and mem
 ray-demo: setup  ## ask `demo` the questions of `make demo`, on two replicas on a local Ray cluster
 	$(BIN)/python -m demo.ask_replicas
 
-ray-proof: setup ## replicas on Ray are killed at ten random moments under load, and no request is lost
-	$(BIN)/python -m pytest -m full extensions/ray
+ray-test: setup  ## two replicas on Ray answer as one engine: streams, images, clients that leave, a kill, a redeploy
+	$(BIN)/python -m pytest -m "replicas and not full" extensions/ray
+
+ray-proof: setup ## the same, ten kills at random moments under load, a joined cluster, numbers that follow the load, several models
+	$(BIN)/python -m pytest -m "replicas or full" extensions/ray
 
 soak: setup      ## mixed, broken and hostile load on a server for MINUTES, drawn in soak.png
 	$(BIN)/python -m bench.soak --minutes $(MINUTES)
@@ -149,7 +152,7 @@ wheels-test: setup ## build the wheels, install them with --no-index into a clea
 wheels-test-full: setup ## the same, and every rule of the contract on every wheel
 	$(BIN)/python -m tests.wheels.check_wheels --full
 
-check: lint docs wheels-test test parity-torch parity-oldest kernels-test browser-test ## what continuous integration runs, besides a soak of two minutes
+check: lint docs wheels-test test parity-torch parity-oldest kernels-test browser-test ray-test ## what continuous integration runs, besides a soak of two minutes
 
 clean:           ## remove the virtual environment and build leftovers
 	rm -rf $(VENV) dist build site gpu-bench bench-peers

@@ -13,17 +13,11 @@ import io
 import json
 import os
 import random
-import re
 import socket
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -31,43 +25,16 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import transformers
 from PIL import Image
 
+from bench.server_process import Server, serving
 from corellm_llava.tiny import make_tiny_checkpoint
 
 
-@dataclass(frozen=True)
-class Server:
-    """A server that runs."""
-
-    address: tuple[str, int]
-    pids: tuple[int, ...]
-    """Ids of the server's process, and of its engines'."""
-
-    def cpu_seconds(self) -> float:
-        """Processor time of all of them so far."""
-        return sum(time.clock_gettime(~pid << 3 | 2) for pid in self.pids)  # Linux's clock of a process
-
-
-@contextmanager
-def serving(model: Path, engines: int, streams: int, dtype: str) -> Iterator[Server]:
-    """A server with so many engines, which take so many requests at once together."""
-    command = [
-        sys.executable, "-m", "corellm", "serve", str(model), "--served-model-name", "m", "--port", "0",
-        "--dtype", dtype, "--data-parallel-size", str(engines), "--max-num-seqs", str(-(-streams // engines)),
-        "--log-level", "warning",
-        "--kv-cache-memory", f"{256 // engines}M",
+def engines(number: int, streams: int, dtype: str) -> list[str]:
+    """Options of a server with so many engines, which take so many requests at once together."""
+    return [
+        "--dtype", dtype, "--data-parallel-size", str(number), "--max-num-seqs", str(-(-streams // number)),
+        "--kv-cache-memory", f"{256 // number}M",
     ]  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            found = re.search(r"http://([\d.]+):(\d+)/v1", process.stdout.readline())
-            assert found is not None, "the server did not start"
-            tasks = Path(f"/proc/{process.pid}/task").iterdir()
-            children = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
-            own = [pid for pid in children if b"engine_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-            assert len(own) == engines
-            yield Server((found[1], int(found[2])), (process.pid, *own))
-        finally:
-            process.terminate()
 
 
 def requests(count: int, seed: int, tokens: int) -> list[bytes]:
@@ -107,13 +74,13 @@ def first_token(address: tuple[str, int], body: bytes) -> float:
 
 def run(server: Server, bodies: Sequence[bytes], tokens: int) -> tuple[float, float, float]:
     """Tokens per second, tokens per second of processor time, and the median seconds to the first token."""
-    began, taken = time.perf_counter(), server.cpu_seconds()
+    began, taken = time.perf_counter(), sum(server.cpu_times())
     with ThreadPoolExecutor(len(bodies)) as pool:
         firsts = sorted(pool.map(lambda body: first_token(server.address, body), bodies))
     total = len(bodies) * tokens
     return (
         total / (time.perf_counter() - began),
-        total / (server.cpu_seconds() - taken),
+        total / (sum(server.cpu_times()) - taken),
         firsts[len(firsts) // 2],
     )
 
@@ -139,8 +106,8 @@ def main() -> None:
             path = make_tiny_checkpoint(directory, hidden_size=width, num_layers=layers)
             kinds = (1, 2)
             with (
-                serving(path, kinds[0], args.streams, args.dtype) as one,
-                serving(path, kinds[1], args.streams, args.dtype) as two,
+                serving(path, *engines(kinds[0], args.streams, args.dtype)) as one,
+                serving(path, *engines(kinds[1], args.streams, args.dtype)) as two,
             ):
                 found: dict[int, list[tuple[float, float, float]]] = {kind: [] for kind in kinds}
                 for turn in range(args.rounds + 1):  # the first one warms up

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import pickle
 import random
 import statistics
 import time
@@ -27,6 +26,7 @@ from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router i
 from ray.serve.request_router import PendingRequest, RunningReplica
 
 from corellm import LLM, SamplingParams
+from corellm.engine.process.messages import decode_to_engine
 from corellm.sampling_params import RequestOutputKind
 from corellm.serving import EngineClient, InputProcessor, Metric, ProcessedPrompt, ProcessLLM
 from corellm_ray.client import ReplicatedLLM
@@ -52,8 +52,7 @@ class RaysOwnRouter(Router, PrefixCacheAffinityRouter):  # type: ignore[misc]
         first = pending_request.args[0]
         if not isinstance(first, bytes):
             return "-"  # a call, which is no prompt
-        prompt, _ = pickle.loads(first)
-        return "".join(chr(0x100 + token) for token in prompt.token_ids)
+        return "".join(chr(0x100 + token) for token in decode_to_engine(first).token_ids)
 
 
 def streaming(num_tokens: int) -> SamplingParams:

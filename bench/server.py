@@ -11,17 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import selectors
 import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,46 +24,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import transformers
 
+from bench.server_process import Server, serving
 from corellm import LLM, SamplingParams
 from corellm_llava.tiny import make_tiny_checkpoint
-
-
-@dataclass(frozen=True)
-class Server:
-    """A server that runs."""
-
-    address: tuple[str, int]
-    api: int
-    """Process id."""
-    engine: int
-
-    def cpu_times(self) -> tuple[float, float]:
-        """CPU seconds of the API process and of the engine's, so far."""
-        return cpu_time(self.api), cpu_time(self.engine)
-
-
-def cpu_time(pid: int) -> float:
-    """CPU seconds that a process has taken."""
-    return time.clock_gettime(~pid << 3 | 2)  # Linux's clock of a process
-
-
-@contextmanager
-def serving(model: Path, dtype: str, streams: int) -> Iterator[Server]:
-    """A server."""
-    command = [
-        sys.executable, "-m", "corellm", "serve", str(model), "--served-model-name", "m", "--port", "0",
-        "--dtype", dtype, "--max-num-seqs", str(streams), "--no-enable-prefix-caching", "--log-level", "warning",
-    ]  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            found = re.search(r"http://([\d.]+):(\d+)/v1", process.stdout.readline())
-            assert found is not None, "the server did not start"
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            (engine,) = (int(pid) for pid in children if b"engine_main" in Path(f"/proc/{pid}/cmdline").read_bytes())
-            yield Server((found[1], int(found[2])), process.pid, engine)
-        finally:
-            process.terminate()
 
 
 def send(address: tuple[str, int], prompt: str, tokens: int) -> socket.socket:
@@ -135,7 +93,7 @@ def measure(path: Path, dtype: str, args: argparse.Namespace) -> str:
     offline, online, cpu = [], [], []
     with (
         LLM(str(path), dtype=dtype, max_num_seqs=args.streams, enable_prefix_caching=False) as llm,
-        serving(path, dtype, args.streams) as server,
+        serving(path, "--dtype", dtype, "--max-num-seqs", str(args.streams), "--no-enable-prefix-caching") as server,
     ):
         for _ in range(args.rounds + 1):  # the first one warms up
             offline.append(rate_offline(llm, prompts, args.tokens))

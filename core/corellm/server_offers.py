@@ -5,13 +5,25 @@ Every command line is read with them, so importing it imports nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from corellm.serving import EngineClient
+
+
+@dataclass(frozen=True)
+class WantedEngine:
+    """An engine for one of a server's models."""
+
+    name: str
+    """By which clients ask for the model."""
+    options: Any
+    """Of the offer's class."""
+    engine_args: Mapping[str, Any]
+    """Arguments of `EngineConfig.from_kwargs`."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +36,8 @@ class EngineOffer:
     """A frozen dataclass whose fields are the options, each followed by a docstring."""
     switch: str
     """The option that asks for this engine by any value but its default; the others need it."""
-    opened: Callable[[Any, Mapping[str, Any]], AbstractContextManager[EngineClient]]
-    """Opens the engine by its options and the arguments of `EngineConfig.from_kwargs`; it ends with the context."""
+    opened: Callable[[Sequence[WantedEngine]], AbstractContextManager[Sequence[EngineClient]]]
+    """Opens the engines of one or more models of a server, in their order; they end with the context."""
 
 
 @dataclass(frozen=True)
@@ -40,4 +52,5 @@ class BatchOffer:
     """The option that asks for this by any value but its default; the others need it."""
     run: Callable[..., int]
     """Does what has no result yet; returns the exit status. Called with the options, the server's configuration, the
-    arguments of `EngineConfig.from_kwargs`, and the paths of input and output."""
+    arguments of `EngineConfig.from_kwargs`, the options of inputs without requests, and the paths of input and
+    output."""

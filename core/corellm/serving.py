@@ -2,7 +2,7 @@
 
     client      `EngineClient`, which both engines are: `AsyncLLM` in this process, `ProcessLLM` in one of its own
     processes   a `RemoteEngine` prepares prompts for what its link leads to: one process (`EngineLink`), which may have
-                a `Share` of the machine
+                a `Share` of the machine; outputs come as `Delta`s, errors in them `to_fault` and back
     prompts     an `InputProcessor` makes a `ProcessedPrompt` in any thread, by fairly shared `PreparationPools`
     metrics     `Metric`, with `METRIC_DESCRIPTIONS` by name; `total_metrics` of several engines
 
@@ -24,7 +24,10 @@ from corellm.engine.process.client import ProcessLLM as ProcessLLM
 from corellm.engine.process.client import name_of as name_of
 from corellm.engine.process.codec import metrics_of as metrics_of
 from corellm.engine.process.codec import plain_metrics as plain_metrics
+from corellm.engine.process.faults import to_error as to_error
+from corellm.engine.process.faults import to_fault as to_fault
 from corellm.engine.process.link import EngineLink as EngineLink
+from corellm.engine.process.messages import Delta as Delta
 from corellm.engine.process.messages import Ready as Ready
 from corellm.engine.process.process import Share as Share
 from corellm.engine.process.remote_engine import RemoteEngine as RemoteEngine
@@ -38,6 +41,7 @@ __all__ = [
     "METRIC_DESCRIPTIONS",
     "AsyncLLM",
     "Counter",
+    "Delta",
     "EngineClient",
     "EngineLink",
     "Gauge",
@@ -54,5 +58,7 @@ __all__ = [
     "name_of",
     "plain_metrics",
     "reset_prefix_cache_of",
+    "to_error",
+    "to_fault",
     "total_metrics",
 ]

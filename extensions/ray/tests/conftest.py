@@ -72,13 +72,12 @@ def _title(process: psutil.Process) -> str:
         return ""
 
 
-@pytest.fixture(scope="session")
-def replicated(tiny_llava: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicated]:
-    """A server with two replicas behind it; it ends in order, and leaves no process."""
-    folder = tmp_path_factory.mktemp("replicated")
+@contextlib.contextmanager
+def serving_replicas(model: Path, folder: Path, **options: Any) -> Iterator[Replicated]:
+    """A server with two replicas behind it, if options do not say others; it ends in order, and leaves no process."""
     engine = {name.replace("_", "-"): value for name, value in ENGINE.items()}
     with ExitStack() as stack:
-        running = stack.enter_context(command(tiny_llava, folder, **REPLICAS, **engine))
+        running = stack.enter_context(command(model, folder, **{**REPLICAS, **engine, **options}))
         started = psutil.Process(running.process.pid).children(recursive=True)
         yield Replicated(running)
         running.process.send_signal(signal.SIGTERM)
@@ -88,6 +87,13 @@ def replicated(tiny_llava: Path, tmp_path_factory: pytest.TempPathFactory) -> It
             pytest.fail(f"the server did not end: {running.log.read_text()}")
         _, left = psutil.wait_procs(started, 60)
         assert not left
+
+
+@pytest.fixture(scope="session")
+def replicated(tiny_llava: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicated]:
+    """A server with two replicas on a cluster of its own."""
+    with serving_replicas(tiny_llava, tmp_path_factory.mktemp("replicated")) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,8 @@ import pytest
 
 from corellm.cli import build_parser, main
 from corellm.errors import ConfigError
+from corellm.server_offers import WantedEngine
+from corellm_ray.offer import options_of
 from corellm_ray.options import ReplicaOptions
 from corellm_ray.scaling import FEWER_SECONDS, replicas_for, wanted_replicas
 from corellm_server.commands import absent_flags
@@ -41,6 +43,22 @@ def test_numbers_of_replicas(given: str, fewest: int, most: int) -> None:
 def test_wrong_options(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         ReplicaOptions(**wrong)
+
+
+def test_several_models_have_applications_of_their_own() -> None:
+    """By their names, if no option says so; in one cluster."""
+
+    def apps(**given: dict[str, Any]) -> list[str | None]:
+        wanted = [WantedEngine(name, ReplicaOptions(replicas="1", **options), {}) for name, options in given.items()]
+        return [options.replica_app for options in options_of(wanted)]
+
+    assert apps(a={}) == [None]
+    assert apps(a={}, **{"of/b": {}}) == ["corellm-a", "corellm-of-b"]
+    assert apps(a={}, b={"replica_app": "own"}) == ["corellm-a", "own"]
+    with pytest.raises(ConfigError, match="replica_app: 'x' is that of two models"):
+        apps(a={"replica_app": "x"}, b={"replica_app": "x"})
+    with pytest.raises(ConfigError, match="ray_address differs between models"):
+        apps(a={"ray_address": "auto"}, b={})
 
 
 def test_the_command_knows_them() -> None:

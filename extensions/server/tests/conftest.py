@@ -78,9 +78,18 @@ def serving(client: Any, fetch: Any = None, **options: Any) -> Iterator[Running]
     chosen = ServerOptions(**{"port": 0, "served_model_name": MODEL, "shutdown_timeout": 0.0, **options})
     fetcher = None if fetch is None else FakeFetcher(fetch)
     service = Service(client, MODEL, ServerConfig(options=chosen, limits=RequestLimits(**limits)), fetcher)
-    bound = bind(chosen)
-    server, listening = HttpServer(service, bound), threading.Event()
-    running = Running(url_of(bound, chosen), service, server, [])
+    with served(service) as running:
+        yield running
+    assert fetcher is None or fetcher.is_closed
+
+
+@contextmanager
+def served(service: Service, *others: Service) -> Iterator[Running]:
+    """Serve one or several models."""
+    options = service.config.options
+    bound = bind(options)
+    server, listening = HttpServer(service, bound, others), threading.Event()
+    running = Running(url_of(bound, options), service, server, [])
     thread = threading.Thread(target=lambda: running.statuses.append(server.run(listening.set)))
     thread.start()
     try:
@@ -90,7 +99,6 @@ def serving(client: Any, fetch: Any = None, **options: Any) -> Iterator[Running]
         server.stop()
         thread.join(600)
     assert not thread.is_alive()
-    assert fetcher is None or fetcher.is_closed
 
 
 @pytest.fixture(scope="session")

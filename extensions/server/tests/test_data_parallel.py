@@ -10,7 +10,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
@@ -21,14 +21,19 @@ import httpx
 import openai
 import pytest
 
-from corellm.errors import AbsentMethodError, ConfigError, EngineDeadError
+from corellm import AsyncLLM, SamplingParams
+from corellm.errors import AbsentMethodError, ConfigError, EngineDeadError, EngineLostError, PromptError
+from corellm.serving import ProcessedPrompt, plain_metrics
 from corellm.system.log_format import JsonFormatter
 from corellm_server.batch import running as running_module
 from corellm_server.batch.input_file import BatchRequest
+from corellm_server.data_parallel import group
 from corellm_server.data_parallel.client import DataParallelLLM
 from corellm_server.data_parallel.division import devices_of, in_order, shares_of
 from corellm_server.data_parallel.group import pause
 from corellm_server.errors import ApiError
+from corellm_server.routing import key_of, preferences
+from corellm_server.suspects import Suspects, print_of
 from corellm_server.watchdog import Watchdog
 from extensions.server.tests.command import CHAT
 from extensions.server.tests.conftest import Running, chat, image_part, serving, user
@@ -177,10 +182,11 @@ def test_a_kill_at_any_moment(both: Running, running: Running, moment: int) -> N
     wanted = [text_of(running.client(), messages, stream=False, **LONG) for messages in questions(16)]
     assert sum(answers_of(both, wanted, random.Random(moment).random() / 2)) == 16
     wait_until(lambda: len(engines(both).pids) == 2)
+    assert [text_of(both.client(), one, stream=False, **LONG) for one in questions(16)] == wanted  # and are no suspects
 
 
 def test_an_engine_that_hangs_is_started_again(both: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its requests fail as if it had been killed; the other goes on."""
+    """Its requests fail as if it had been killed, calls do not say that the server ends, and the other goes on."""
     wait_until(lambda: len(engines(both).pids) == 2)
     text = text_of(both.client(), user(image_part(5), "what?"), stream=False)
     stream = both.client().chat.completions.create(
@@ -190,11 +196,115 @@ def test_an_engine_that_hangs_is_started_again(both: Running, monkeypatch: pytes
     (number,) = [n for n, link in engines(both).group._links.items() if link.num_requests]
     monkeypatch.setattr(Watchdog, "is_hung", property(lambda watchdog: watchdog._silent_seconds >= 10))
     os.kill(engines(both).pids[number], signal.SIGSTOP)
-    with pytest.raises(openai.APIError, match="ended while it had the request"):
-        list(stream)
+    with ThreadPoolExecutor(1) as pool:
+        called = pool.submit(lambda: asyncio.run(engines(both).in_engines(plain_metrics)))
+        with pytest.raises(openai.APIError, match="ended while it had the request"):
+            list(stream)
+        with pytest.raises(EngineLostError, match=f"engine {number} ended during the call, and is started again"):
+            called.result(600)
     assert both.statuses == []
     assert text_of(both.client(), user(image_part(5), "what?"), stream=False) == text
     wait_until(lambda: len(engines(both).pids) == 2)
+
+
+def large(client: DataParallelLLM, number: int, engine: int) -> tuple[ProcessedPrompt, ProcessedPrompt]:
+    """A prompt that is to go to an engine, whose message is larger than what a socket holds; and without what makes it
+    so large.
+    """
+    text = f"USER: number {number} ASSISTANT:"
+    small = client.input_processor.process(text)
+    for salt in map(str, range(100)):
+        prompt = client.input_processor.process({"prompt": text, "cache_salt": salt * (1 << 20)})
+        if preferences(key_of(prompt), (0, 1))[0] == engine:
+            return prompt, small
+    raise AssertionError("all keys are another engine's")
+
+
+async def token_ids(model: AsyncLLM, prompt: ProcessedPrompt) -> Sequence[int]:
+    """A greedy output of six tokens."""
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    return [output async for output in model.generate(prompt, params)][-1].outputs[0].token_ids
+
+
+async def until_there_are(client: DataParallelLLM, number: int) -> None:
+    """Wait for so many requests of the first engine."""
+    while client.group._links[0].num_requests != number:
+        await asyncio.sleep(0.01)
+
+
+def test_an_engine_that_does_not_read_keeps_no_other_waiting(
+    both: Running, llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped, it is sent more than its socket holds; the other one answers meanwhile, and it does when it goes on."""
+    client = engines(both)
+    monkeypatch.setattr(group, "SILENT_SECONDS", 1e9)  # it is taken for a busy one
+    wait_until(lambda: len(client.pids) == 2)
+    (to_stopped, small), (to_other, _), (given_up, _) = (large(client, n, engine) for n, engine in enumerate((0, 1, 0)))
+
+    async def ask() -> None:
+        stuck = asyncio.create_task(token_ids(client, to_stopped))
+        await until_there_are(client, 1)
+        assert len(await token_ids(client, to_other)) == 6
+        left = asyncio.create_task(token_ids(client, given_up))
+        await until_there_are(client, 2)
+        left.cancel()  # what was not sent is not kept
+        await until_there_are(client, 1)
+        assert not stuck.done()
+        os.kill(client.pids[0], signal.SIGCONT)
+        assert await stuck == await token_ids(llm, small)
+
+    os.kill(client.pids[0], signal.SIGSTOP)
+    try:
+        asyncio.run(ask())
+    finally:
+        os.kill(client.pids[0], signal.SIGCONT)
+
+
+def test_what_a_silent_engine_was_not_sent_goes_to_another(both: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it may have read waits for it."""
+    client = engines(both)
+    read, unread = (large(client, number, 0)[0] for number in range(2))
+
+    async def ask() -> None:
+        stuck = asyncio.create_task(token_ids(client, read))
+        await until_there_are(client, 1)
+        waiting = asyncio.create_task(token_ids(client, unread))
+        await until_there_are(client, 2)
+        monkeypatch.undo()
+        monkeypatch.setattr(group, "SILENT_SECONDS", 2.0)
+        assert len(await waiting) == 6
+        assert not stuck.done()
+        os.kill(client.pids[0], signal.SIGCONT)
+        assert len(await stuck) == 6
+
+    monkeypatch.setattr(group, "SILENT_SECONDS", 1e9)
+    os.kill(client.pids[0], signal.SIGSTOP)
+    try:
+        asyncio.run(ask())
+    finally:
+        os.kill(client.pids[0], signal.SIGCONT)
+
+
+def test_a_prompt_that_ends_engines_is_refused(both: Running) -> None:
+    """At its third time; without any engine others have an error that asks for a new try, and then all serve again."""
+    client, others = both.client(), user("another one")
+    wanted = text_of(client, others, stream=False)
+    for _ in range(2):
+        stream = client.chat.completions.create(
+            model="tiny", messages=user("deadly"), stream=True, **ENDLESS  # type: ignore[arg-type]
+        )  # fmt: skip
+        next(iter(stream))
+        (number,) = [n for n, link in engines(both).group._links.items() if link.num_requests]
+        os.kill(engines(both).pids[number], signal.SIGKILL)
+        with pytest.raises(openai.APIError, match="ended while it had the request"):
+            list(stream)
+    with pytest.raises(openai.BadRequestError, match="engines ended again and again while they had this prompt"):
+        text_of(client, user("deadly"), stream=False)
+    told = both.post(CHAT, chat(others))  # engines may be there again
+    assert told.status_code == 200 or (told.status_code, told.json()["error"]["code"]) == (503, "engine_lost")
+    wait_until(lambda: len(engines(both).pids) == 2)
+    assert text_of(client, others, stream=False) == wanted
+    assert both.statuses == []
 
 
 def test_engines_do_not_write_one_trace(both: Running) -> None:
@@ -232,6 +342,28 @@ def test_a_batch_gives_a_request_to_another_engine(monkeypatch: pytest.MonkeyPat
     with pytest.raises(EngineDeadError, match="it was killed"):
         asyncio.run(running_module.finish(None, client, BatchRequest(1, "a", "/v1/completions", b"{}")))  # type: ignore[arg-type]
     assert codes == ["engine_lost"]
+
+
+def test_suspects_are_those_that_no_engine_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By tokens, items and salt; for a while."""
+
+    def prompt(*token_ids: int, salt: str | None = None, image: str | None = None) -> bytes:
+        features: Any = [] if image is None else [SimpleNamespace(identifier=image)]
+        return print_of(ProcessedPrompt(None, list(token_ids), features, salt))
+
+    prints = [prompt(1), prompt(2), prompt(1, 2), prompt(1, salt="a"), prompt(1, image="a"), prompt(1, image="b")]
+    assert len(set(prints)) == len(prints)
+    known = Suspects(most_ends=2)
+    known.note([prints[0], prints[0], prints[1]])  # one end, whatever it had twice
+    known.check(prints[0])
+    known.clear(prints[1])
+    known.note([prints[0], prints[1]])
+    known.check(prints[1])
+    with pytest.raises(PromptError, match="again and again"):
+        known.check(prints[0])
+    now = time.monotonic()
+    monkeypatch.setattr("corellm_server.suspects.time.monotonic", lambda: now + 700)
+    known.check(prints[0])
 
 
 def test_an_engine_that_ends_soon_is_always_tried_again() -> None:
@@ -272,7 +404,7 @@ def test_shares_are_disjoint_and_whole(monkeypatch: pytest.MonkeyPatch, tmp_path
     ]  # fmt: skip
     monkeypatch.setattr("corellm_server.data_parallel.division.usable_cpus", lambda: 4)
     assert [share.num_threads for share in shares_of(3, tmp_path)] == [1, 1, 2]
-    with pytest.raises(ConfigError, match=r"data_parallel_size=5: this process may use 4 processors.*at most 4"):
+    with pytest.raises(ConfigError, match=r"data_parallel_size.* is 5: this process may use 4 processors.*at most 4"):
         shares_of(5, tmp_path)
 
 

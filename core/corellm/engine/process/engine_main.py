@@ -27,7 +27,6 @@ from corellm.engine.process import messages
 from corellm.engine.process.channel import MAX_MESSAGE_BYTES, Channel
 from corellm.engine.process.codec import RequestCodec
 from corellm.engine.process.faults import to_fault
-from corellm.engine.process.items import unpack_items
 from corellm.engine.process.messages import (
     Abort,
     Add,
@@ -39,8 +38,8 @@ from corellm.engine.process.messages import (
     Returned,
     Start,
 )
+from corellm.engine.process.requests import unpack_request
 from corellm.errors import CorellmError, EngineDeadError, RequestFailedError
-from corellm.frontend.input_processor import ProcessedPrompt
 from corellm.system.log_format import set_up_log
 from corellm.system.memory import divide_host_memory
 
@@ -92,12 +91,7 @@ class EngineLoop:
 
     def _add(self, message: Add, file: int | None) -> None:
         try:
-            features = unpack_items(message.items, file)
-            salt, priority = message.cache_salt, message.priority
-            prompt = ProcessedPrompt(
-                None, message.token_ids, features, salt, priority, decoder=message.decoder, extra=message.extra
-            )
-            params = self._params.decode(message.params)
+            prompt, params = unpack_request(message, file, self._params.decode)
             self._engine.add_prepared(message.request_id, prompt, params, arrival_time=message.arrival_time)
         except Exception as error:  # no request may end the engine
             logger.debug("a request was refused", exc_info=True)

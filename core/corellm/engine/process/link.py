@@ -16,15 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, Protocol
 
-import msgspec
-
 from corellm.engine.process import messages
 from corellm.engine.process.channel import MAX_MESSAGE_BYTES
 from corellm.engine.process.codec import InFlightRequest
 from corellm.engine.process.faults import to_error, to_fault
-from corellm.engine.process.items import pack_items
-from corellm.engine.process.messages import Abort, Add, Call, Delta, Failed, Outputs, Ready, Returned, Start
+from corellm.engine.process.messages import Abort, Call, Delta, Failed, Outputs, Ready, Returned, Start
 from corellm.engine.process.process import END_SECONDS, Process, Share
+from corellm.engine.process.requests import pack_request
 from corellm.errors import CorellmError, EngineDeadError, InvalidParameterError, PromptTooLongError
 from corellm.frontend.input_processor import ProcessedPrompt
 from corellm.system.log_format import is_json
@@ -145,21 +143,8 @@ class EngineLink:
             RequestError: the request is wrong; nothing was sent.
             EngineDeadError: the process ended, and the request with it.
         """
-        items, file = pack_items(prompt.features)
+        data, file = pack_request(request_id, prompt, params, arrival_time)
         try:
-            data = messages.encode(
-                Add(
-                    request_id,
-                    prompt.token_ids,
-                    msgspec.Raw(messages.encode(params)),
-                    items,
-                    prompt.cache_salt,
-                    prompt.priority,
-                    arrival_time,
-                    prompt.decoder,
-                    prompt.extra,
-                )
-            )
             if len(data) > MAX_MESSAGE_BYTES:
                 raise PromptTooLongError(f"the prompt has {len(prompt.token_ids)} tokens; shorten it")
             self._requests[request_id] = in_flight

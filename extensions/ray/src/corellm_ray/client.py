@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import pickle
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -33,7 +32,9 @@ from corellm.sampling_params import SamplingParams
 from corellm.serving import InputProcessor, Metric, ProcessedPrompt, total_metrics
 from corellm_ray.progress import Progress
 from corellm_ray.replica import Result
+from corellm_ray.wire import to_wire
 from corellm_server.routing import key_of
+from corellm_server.suspects import Suspects, print_of
 
 if TYPE_CHECKING:  # of an extension, which may not be installed
     from ray.serve.handle import DeploymentHandle
@@ -76,6 +77,7 @@ class ReplicatedLLM(AsyncMaintenance):
         self._stream = fleet.handle.options(stream=True)
         self._codec = use.codec or RequestCodec()
         self._ids = itertools.count()
+        self._suspects = Suspects(most_ends=1)  # each time after several replicas
         self.context = front.context
         self.eos_token_ids = sizes.eos_token_ids
 
@@ -170,7 +172,8 @@ class ReplicatedLLM(AsyncMaintenance):
         if isinstance(params, SamplingParams) and params.seed is None:
             params.seed = secrets.randbits(62)  # another replica then computes the same
         in_flight = self._codec.in_flight(prompt, params)
-        request = pickle.dumps((replace(prompt, text=None), params), protocol=pickle.HIGHEST_PROTOCOL)
+        self._suspects.check(one := print_of(prompt))
+        request = await asyncio.to_thread(to_wire, prompt, params) if prompt.features else to_wire(prompt, params)
         progress, key, request_id = Progress(), key_of(prompt), f"replicated-{next(self._ids)}"
         for tries_left in reversed(range(MOST_TRIES)):
             progress.begin_again()
@@ -188,17 +191,19 @@ class ReplicatedLLM(AsyncMaintenance):
                             output.metrics = _of_this_clock(output.metrics, arrival, replica)
                         yield output
                         if output.finished:
+                            self._suspects.clear(one)
                             return
                 reason: Exception = EngineDeadError("a replica's answer broke off")
             except (RayActorError, EngineDeadError) as error:
                 reason = error
             logger.warning("a replica ended with a request in flight: %s", reason)
             if not tries_left:
+                self._suspects.note([one])
                 raise EngineLostError("the replicas that had the request ended; send it again") from reason
 
-    async def _deltas(self, request: bytes, key: bytes) -> AsyncGenerator[Delta, None]:
+    async def _deltas(self, request: tuple[bytes, bytes], key: bytes) -> AsyncGenerator[Delta, None]:
         """What a replica yields of a request; closing the iteration aborts it there."""
-        response, is_complete = self._stream.generate.remote(request, key=key), False
+        response, is_complete = self._stream.generate.remote(*request, key=key), False
         try:
             async for data in response:
                 yield _decoded(data)

@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from corellm_ray.cluster import joined  # isort: skip  # first: it sets what Ray reads when it is imported
@@ -70,15 +71,22 @@ def _replacing_on_hangup(fleet: Fleet) -> Iterator[None]:
         return
 
     def replace_all() -> None:
-        logger.info("replacing the replicas")
+        logger.info("replacing the replicas of %s", fleet.name)
         try:
             fleet.deploy()
         except EngineDeadError:
-            logger.exception("the replicas were not replaced")
+            logger.exception("the replicas of %s were not replaced", fleet.name)
         else:
-            logger.info("the replicas are replaced")
+            logger.info("the replicas of %s are replaced", fleet.name)
 
-    before = signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=replace_all, daemon=True).start())
+    before = signal.getsignal(signal.SIGHUP)
+
+    def on_hangup(number: int, frame: FrameType | None) -> None:
+        threading.Thread(target=replace_all, daemon=True).start()
+        if callable(before):  # of another model of this server
+            before(number, frame)
+
+    signal.signal(signal.SIGHUP, on_hangup)
     try:
         yield
     finally:

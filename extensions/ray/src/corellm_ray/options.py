@@ -24,7 +24,7 @@ class ReplicaOptions:
     one on this machine, which ends with the server; None for that of the variable RAY_ADDRESS, else local."""
     replica_app: str | None = None
     """Name of the replicas' application in the cluster: a server that is started again with the same one takes it over.
-    None for corellm."""
+    None for corellm, or with several models corellm-NAME."""
     replica_cpus: float = 1.0
     """Cores of a replica, asked of Ray; its threads keep to them."""
     replica_gpus: float = 0.0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import pickle
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pkgutil import resolve_name
@@ -24,6 +23,7 @@ from corellm.engine.process.messages import encode as encoded
 from corellm.errors import CorellmError, EngineDeadError
 from corellm.serving import AsyncLLM
 from corellm_ray.cores import bound_to_cores
+from corellm_ray.wire import from_wire
 
 logger = logging.getLogger(__name__)
 
@@ -58,16 +58,17 @@ class EngineReplica:
         self._cores = bound_to_cores(int(num_cpus))
         self._llm = AsyncLLM(**{**engine_args, "media_workers": 0})  # the server decodes media
         self._codec = self._llm.engine.use.codec or RequestCodec()
+        self._params: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(self._codec.params_type)
 
-    async def generate(self, request: bytes, key: bytes) -> AsyncGenerator[bytes, None]:
+    async def generate(self, request: bytes, tensors: bytes, key: bytes) -> AsyncGenerator[bytes, None]:
         """Run a request, and yield what is new of it: encoded deltas, with this replica's id in place of the request's.
 
         Args:
-            request: pickled prompt and parameters.
+            request, tensors: of `wire.to_wire`.
             key: by which the request found this replica.
         """
-        prompt, params = pickle.loads(request)
         try:
+            prompt, params = from_wire(request, tensors, self._params.decode)
             async with aclosing(self._llm.generate(prompt, params)) as outputs:
                 async for output in outputs:
                     output.request_id = self.id

@@ -239,8 +239,8 @@ def test_an_output_of_another_input_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"ray_workers": 0}, {"ray_worker_cpus": 0}, {"ray_worker_gpus": -1}, {"request_fields": "[1]"},
-              {"request_fields": "{"}, {"object_store_memory": 1}],
+    "wrong", [{"ray_workers": 0}, {"ray_worker_cpus": 0}, {"ray_worker_gpus": -1},
+              {"object_store_memory": 1}],
 )  # fmt: skip
 def test_wrong_options_are_refused(wrong: dict[str, Any]) -> None:
     """By name, before Ray is started."""

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 
 from corellm_server.endpoints.replies import OPENAI_TYPE
 from corellm_server.gate import OPEN_ROUTES
-from corellm_server.service import Service
+from corellm_server.models import Models
 
 _REQUEST_ID = {"description": "The client's own, or a new one.", "required": True, "schema": {"type": "string"}}
 _RETRY_AFTER = {"description": "Seconds, if asking again may help.", "schema": {"type": "string"}}
@@ -27,9 +27,9 @@ _KEYS = {
 """Where a key may be."""
 
 
-def add_document_route(app: FastAPI, service: Service) -> None:
+def add_document_route(app: FastAPI, models: Models) -> None:
     """Add `GET /openapi.json` to an application."""
-    has_keys, lock = bool(service.config.options.api_key), asyncio.Lock()
+    has_keys, lock = bool(models.first.config.options.api_key), asyncio.Lock()
 
     @lru_cache(1)  # names of adapters come and go
     def made(*names: str) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def add_document_route(app: FastAPI, service: Service) -> None:
 
     async def openapi(request: Request) -> Response:
         async with lock:
-            document = await asyncio.to_thread(made, *service.names, *service.adapters)
+            document = await asyncio.to_thread(made, *models.names)
         root = request.scope["root_path"]
         return JSONResponse({**document, "servers": [{"url": root}]} if root else document)
 
@@ -51,7 +51,7 @@ def _complete(document: dict[str, Any], names: Sequence[str], *, has_keys: bool)
 
     Args:
         document: as FastAPI makes it.
-        names: of the model and its adapters.
+        names: of models and adapters.
         has_keys: whether clients need one.
     """
     types = _openai_types(document)

@@ -10,7 +10,7 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from corellm.errors import CorellmError, EngineDeadError, EngineLostError, MissingExtraError, RequestError
@@ -66,6 +66,12 @@ class ApiError(CorellmError):
 def unavailable(message: str, *, retry_after: int = 1) -> ApiError:
     """A 503 that asks the client to come again."""
     return ApiError(503, message, code="unavailable", headers={"Retry-After": str(retry_after)})
+
+
+def no_model(name: str, known: Iterable[str]) -> ApiError:
+    """A 404 for a model that is not served; `known` are those that are."""
+    told = f"there is no model {name[:100]!r} here; there is {', '.join(known)}"
+    return ApiError(404, told, param="model", code="model_not_found")
 
 
 def shutting_down() -> ApiError:

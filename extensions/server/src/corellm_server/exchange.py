@@ -58,6 +58,8 @@ class Exchange:
         self.salt: str | None = None
         """Separates the caches of clients with different keys."""
         self.body: dict[str, Any] = {}
+        self.model: str | None = None
+        """Which of several models it asks for; None of an only one."""
         self.form_field: str | None = None
         """The field by which its outputs are held to a form."""
         self.num_bytes = 0

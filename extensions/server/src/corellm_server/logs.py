@@ -23,6 +23,7 @@ def log_exchange(exchange: Exchange, route: str) -> None:
         "client": exchange.client,
         **({} if exchange.key is None else {"key": exchange.key}),
         "route": route,
+        **({} if exchange.model is None else {"model": exchange.model}),
         **({} if exchange.replica is None else {"replica": exchange.replica}),
         "status": exchange.status,
         "outcome": exchange.outcome,

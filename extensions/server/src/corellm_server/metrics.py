@@ -25,7 +25,7 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self._engine: Mapping[str, Sequence[serving.Metric]] = {}
+        self._engine: Sequence[tuple[Mapping[str, str], Sequence[serving.Metric]]] = ()
         self._requests = Counter(
             "corellm:requests", "Requests by route and outcome", ["route", "outcome"], registry=registry
         )
@@ -82,20 +82,19 @@ class ServerMetrics:
         self._num_kept.set(number)
         self._kept_bytes.set(num_bytes)
 
-    def text(self, engine_metrics: Mapping[str, Sequence[serving.Metric]]) -> bytes:
+    def text(self, engine_metrics: Sequence[tuple[Mapping[str, str], Sequence[serving.Metric]]]) -> bytes:
         """All metrics in Prometheus's format.
 
         Args:
-            engine_metrics: of each replica; of an only engine by an empty name.
+            engine_metrics: of each engine, with the labels that tell it from others; an only one has none.
         """
         self._engine = engine_metrics
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
-        """The engines' metrics as of the last `text`; those of replicas have a label."""
+        """The engines' metrics as of the last `text`; those of several have labels."""
         families: dict[str, Metric] = {}
-        for replica, metrics in self._engine.items():
-            own = {"replica": replica} if replica else {}
+        for own, metrics in self._engine:
             for metric in metrics:
                 values = {"": metric.value}
                 if isinstance(metric, serving.Vector):
@@ -104,6 +103,6 @@ class ServerMetrics:
                 described = (metric.name, serving.METRIC_DESCRIPTIONS[metric.name])
                 family = families.setdefault(metric.name, Metric(*described, "counter" if is_counter else "gauge"))
                 for position, value in values.items():
-                    labels = own | ({"position": position} if position else {})
+                    labels = {**own, **({"position": position} if position else {})}
                     family.add_sample(metric.name + ("_total" if is_counter else ""), labels, value)
         yield from families.values()

@@ -13,7 +13,7 @@ import signal
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import uvicorn
@@ -23,6 +23,7 @@ from corellm_server.app import make_app
 from corellm_server.connections import Connections
 from corellm_server.errors import ApiError, as_api_error, engine_hung, shutting_down
 from corellm_server.http_connection import HttpConnection
+from corellm_server.models import Models
 from corellm_server.options import ServerOptions
 from corellm_server.service import Service
 from corellm_server.tasks import cancelled
@@ -100,25 +101,27 @@ class _Uvicorn(uvicorn.Server):
 
 
 class HttpServer:
-    """Serves one service on one socket, until it is stopped, or the engine dies or hangs.
+    """Serves models on one socket, until it is stopped, or an engine dies or all hang.
 
     Args:
         service: what is served; closed at the end, its engine is not.
         bound: a bound socket; closed at the end.
+        others: further models.
     """
 
-    def __init__(self, service: Service, bound: socket.socket) -> None:
+    def __init__(self, service: Service, bound: socket.socket, others: Sequence[Service] = ()) -> None:
         self._service, self._bound = service, bound
+        self._models = Models(service, *others)
         options = service.config.options
         config = uvicorn.Config(
-            make_app(service), http=HttpConnection,
+            make_app(*self._models), http=HttpConnection,
             ws="none", lifespan="off", log_config=None, access_log=False, server_header=False, proxy_headers=False,
             ssl_certfile=options.ssl_certfile, ssl_keyfile=options.ssl_keyfile, timeout_graceful_shutdown=_LAST_SECONDS,
             timeout_keep_alive=options.keep_alive_timeout,
         )  # fmt: skip
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
         self._uvicorn = _Uvicorn(config)
-        self._watchdog = Watchdog(service.client, options.hang_timeout)
+        self._watchdog = Watchdog(self._models, options.hang_timeout)
         self._num_stops = 0
         self._stopped: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -156,7 +159,7 @@ class HttpServer:
             await self._until_stopped(serving, accepting)
             if accepting.done():
                 accepting.result()  # raises
-            options, dead = self._service.config.options, self._service.client.dead
+            options, dead = self._service.config.options, self._models.dead
             is_dead = dead is not None or self._watchdog.is_hung
             # requests of a dead engine end by themselves, each with that error
             seconds, ending = _DEAD_SECONDS if is_dead else options.shutdown_timeout, shutting_down
@@ -173,15 +176,14 @@ class HttpServer:
             self._uvicorn.should_exit = True
             await serving
         finally:
-            await self._service.close()
+            for model in self._models:
+                await model.close()
             self._bound.close()
         return int(is_dead)
 
     async def _until_stopped(self, *tasks: asyncio.Future[None]) -> None:
         assert self._stopped is not None
-        while not (
-            self._stopped.is_set() or self._service.client.dead is not None or any(task.done() for task in tasks)
-        ):
+        while not (self._stopped.is_set() or self._models.dead is not None or any(task.done() for task in tasks)):
             self._watchdog.look(has_work=len(self._service.intake) > 0)
             if self._watchdog.is_hung:
                 return

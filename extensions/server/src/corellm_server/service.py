@@ -14,7 +14,7 @@ from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
 from corellm.serving import EngineClient, ProcessedPrompt
 from corellm_server.adapters import ServedAdapters
-from corellm_server.errors import ApiError
+from corellm_server.errors import ApiError, no_model
 from corellm_server.exchange import Exchange
 from corellm_server.intake import Intake
 from corellm_server.kept.responses import KeptResponses
@@ -52,6 +52,8 @@ class Service:
         config: of the server.
         fetcher: fetches URLs of media, and is closed with the service; None for no URLs.
         tracing: makes spans of requests, and is closed with the service; None for no spans.
+        first: the server's first model, if this is another one: they share what counts requests, the responses that
+            are kept, fetcher and tracing, which are closed with the first one.
     """
 
     def __init__(
@@ -61,18 +63,25 @@ class Service:
         config: ServerConfig,
         fetcher: Fetcher | None = None,
         tracing: Tracing | None = None,
+        *,
+        first: Service | None = None,
     ) -> None:
         self.client, self.config = client, config
         self.names = served_names(config.options, model)
-        self._loaded_as = model
+        self.loaded_as = model
+        """What clients may ask for, too."""
         self.created = int(time.time())
         options = config.options
-        uploads = Uploads(options.max_uploads, options.max_uploads_per_client)
-        self.intake = Intake(options.max_queue, config.limits.max_held_bytes, uploads)
-        self.metrics = ServerMetrics()
-        self.kept = KeptResponses(
-            options, config.limits.max_body_bytes, self.intake, self.hold, self.metrics.kept_responses
-        )
+        self._is_first = first is None
+        if first is None:
+            uploads = Uploads(options.max_uploads, options.max_uploads_per_client)
+            self.intake = Intake(options.max_queue, config.limits.max_held_bytes, uploads)
+            self.metrics = ServerMetrics()
+            self.kept = KeptResponses(
+                options, config.limits.max_body_bytes, self.intake, self.hold, self.metrics.kept_responses
+            )
+        else:
+            self.intake, self.metrics, self.kept = first.intake, first.metrics, first.kept
         taken = (*self.names, model)
         self.adapters = ServedAdapters(
             options.lora_modules, taken, client.input_processor, options.allow_runtime_lora_updating
@@ -94,11 +103,8 @@ class Service:
         Raises:
             ApiError: 404, another model; 400, it has none of the tasks.
         """
-        if name is not None and name not in (*self.names, self._loaded_as, *self.adapters):
-            known = ", ".join((*self.names, *self.adapters))
-            raise ApiError(
-                404, f"there is no model {name[:100]!r} here; there is {known}", param="model", code="model_not_found"
-            )
+        if name is not None and name not in (*self.names, self.loaded_as, *self.adapters):
+            raise no_model(name, (*self.names, *self.adapters))
         if tasks:
             check_tasks(self.client.tasks, tasks)
         return self.names[0] if name is None else name
@@ -215,6 +221,8 @@ class Service:
     async def close(self) -> None:
         """End background work and the threads of preparation, fetching and tracing. The engine is not its own."""
         self.preparation.close()
+        if not self._is_first:
+            return
         if self.tracing is not None:
             self.tracing.close()
         if self._fetcher is not None:

@@ -105,7 +105,7 @@ class Tracing:
         if route in _OPERATIONS:
             attributes["gen_ai.operation.name"] = _OPERATIONS[route]
             attributes["gen_ai.provider.name"] = "corellm"
-            attributes["gen_ai.request.model"] = attributes["gen_ai.response.model"] = self._model
+            attributes["gen_ai.request.model"] = attributes["gen_ai.response.model"] = exchange.model or self._model
             if exchange.outputs:
                 attributes |= _parameters(exchange.body) | _usage(exchange)
         return attributes

@@ -18,13 +18,16 @@ from typing import Any
 import pyarrow
 import ray
 
-from corellm.errors import EngineDeadError
-from corellm_ray.batches.done import Done, Requests
+from corellm.errors import ConfigError, EngineDeadError
+from corellm_ray.batches.done import Done
 from corellm_ray.batches.offer import RayBatchOptions
 from corellm_ray.batches.table import ENDINGS, TableFile
 from corellm_ray.batches.worker import Worker
 from corellm_ray.cluster import joined
-from corellm_server.batch.input_file import BatchRequest, InputFile
+from corellm_server.batch.image_folder import ImageFolder
+from corellm_server.batch.input_file import BatchRequest, Input, InputFile
+from corellm_server.batch.inputs import InputOptions
+from corellm_server.batch.opening import open_input
 from corellm_server.batch.output_file import OutputFile
 from corellm_server.batch.results import Finished, of_wrong_line
 from corellm_server.options import ServerConfig
@@ -39,10 +42,11 @@ class _Stopped(BaseException):
 
 
 def run(
-    options: RayBatchOptions, config: ServerConfig, engine_args: dict[str, Any], input_path: str, output_path: str
-) -> int:
+    options: RayBatchOptions, config: ServerConfig, engine_args: dict[str, Any], inputs: InputOptions, input_path: str,
+    output_path: str,
+) -> int:  # fmt: skip
     """Do what has no result yet; returns the exit status."""
-    with _opened(options, config, engine_args, input_path) as requests, OutputFile(output_path) as output:
+    with _opened(inputs, config, engine_args, input_path) as requests, OutputFile(output_path) as output:
         done = Done(requests, output)
         progress = done.progress
         if progress.num_done == progress.total:
@@ -69,16 +73,20 @@ def run(
 
 
 def _opened(
-    options: RayBatchOptions, config: ServerConfig, engine_args: dict[str, Any], path: str
-) -> InputFile | TableFile:
-    if Path(path).suffix not in ENDINGS:
-        return InputFile(path, config.limits.max_body_bytes)
+    options: InputOptions, config: ServerConfig, engine_args: dict[str, Any], path: str
+) -> InputFile | ImageFolder | TableFile:
+    if Path(path).suffix not in ENDINGS or Path(path).is_dir():
+        return open_input(path, options, config, engine_args)
+    if options.question is not None:
+        raise ConfigError(
+            f"the input {path} is a table, with questions of its own (--question-column): leave out question"
+        )
     model = served_names(config.options, engine_args["model"])[0]
     return TableFile(path, model, options.question_column, options.image_column, options.fields)
 
 
 def _results(
-    options: RayBatchOptions, config: ServerConfig, engine_args: dict[str, Any], requests: Requests, done: Done
+    options: RayBatchOptions, config: ServerConfig, engine_args: dict[str, Any], requests: Input, done: Done
 ) -> Iterator[Finished]:
     """The results of all requests that have none."""
     blocks: list[ray.ObjectRef[pyarrow.Table]] = []

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
-
 from corellm.errors import ConfigError
-from corellm_server.batch.input_file import BatchRequest
+from corellm_server.batch.input_file import BatchRequest, Input
 from corellm_server.batch.output_file import OutputFile
 from corellm_server.batch.progress import Progress
 from corellm_server.batch.results import Result
-
-
-class Requests(Protocol):
-    """An input."""
-
-    def requests(self) -> Iterator[BatchRequest]:
-        """All requests, from the first."""
 
 
 class Done:
@@ -32,7 +22,7 @@ class Done:
         ConfigError: the output is that of another input.
     """
 
-    def __init__(self, requests: Requests, output: OutputFile) -> None:
+    def __init__(self, requests: Input, output: OutputFile) -> None:
         self.progress = Progress()
         found: dict[str, Result] = {}
         nameless: list[Result] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,13 +29,6 @@ class RayBatchOptions:
     """Shared memory of a local cluster; requests that it does not hold are on its disk."""
     keep_order: bool = False
     """Write results in the order of the requests: those that are finished wait for those before."""
-    question_column: str = "question"
-    """Column of a table with the text of each request."""
-    image_column: str | None = "image"
-    """Column of a table with the image of each request: bytes, or the name of a file below
-    `--allowed-local-media-path`. There need be none."""
-    request_fields: str = "{}"
-    """Further fields of the requests that rows become, as JSON: {"temperature": 0}."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.ray_workers <= 4096:
@@ -47,24 +39,6 @@ class RayBatchOptions:
             raise ConfigError(f"ray_worker_gpus must be from 0 to 64, got {self.ray_worker_gpus!r:.100}")
         if self.object_store_memory < 80 << 20:
             raise ConfigError(f"object_store_memory must be 80M or more, got {self.object_store_memory!r:.100}")
-        _ = self.fields
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """Further fields of requests.
-
-        Raises:
-            ConfigError: they are no object.
-        """
-        try:
-            fields = json.loads(self.request_fields)
-        except ValueError:
-            fields = None
-        if not isinstance(fields, dict):
-            raise ConfigError(
-                f'request_fields must be an object like {{"temperature": 0}}, got {self.request_fields!r:.100}'
-            )
-        return fields
 
 
 def _run(*arguments: Any) -> int:

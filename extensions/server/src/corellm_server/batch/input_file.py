@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import msgspec
 
@@ -46,6 +46,15 @@ class BatchRequest:
     def num_bytes(self) -> int:
         """Memory that the gate counts for its body."""
         return len(self.body) + VALUE_BYTES * count_values(self.body)
+
+
+class Input(Protocol):
+    """What has requests: a file of them, or what they are made of."""
+
+    path: Path
+
+    def requests(self) -> Iterator[BatchRequest]:
+        """All requests, from the first."""
 
 
 class _Line(msgspec.Struct):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 
 from corellm.errors import ConfigError
-from corellm_server.batch.input_file import InputFile
+from corellm_server.batch.input_file import Input
 from corellm_server.batch.output_file import OutputFile
 from corellm_server.batch.progress import Progress
 
 
-def compare(requests: InputFile, output: OutputFile) -> Progress:
+def compare(requests: Input, output: OutputFile) -> Progress:
     """What is to be done, and what earlier runs have done: results are those of the first requests.
 
     Raises:

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from corellm.errors import EngineDeadError
 from corellm.serving import EngineClient
 from corellm_server.app import make_app
-from corellm_server.batch.input_file import BatchRequest, InputFile
+from corellm_server.batch.input_file import BatchRequest, Input
 from corellm_server.batch.output_file import OutputFile
 from corellm_server.batch.progress import Progress
 from corellm_server.batch.results import Finished, of_reply, of_wrong_line
@@ -78,7 +78,7 @@ class BatchRun:
         progress: of `resuming.compare`.
     """
 
-    def __init__(self, service: Service, requests: InputFile, output: OutputFile, progress: Progress) -> None:
+    def __init__(self, service: Service, requests: Input, output: OutputFile, progress: Progress) -> None:
         self._app, self._client = make_app(service), service.client
         self._output, self._progress = output, progress
         self._requests = itertools.islice(requests.requests(), progress.num_done, None)

@@ -6,14 +6,14 @@ Defines them and reads them; what is done with the configuration is the commands
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from corellm.cli.arguments import ENGINE_CONFIGS
 from corellm.cli.fields import add_fields, given_fields
 from corellm.errors import ConfigError
 from corellm.fetch_settings import FetchSettings
-from corellm_server.commands.config_file import read_config
+from corellm_server.commands.config_file import checked_options, read_config
 from corellm_server.limits import RequestLimits
 from corellm_server.options import ServerConfig, ServerOptions
 
@@ -47,8 +47,33 @@ def configured(args: argparse.Namespace, offered: Sequence[type] = ()) -> tuple[
     Raises:
         ConfigError: an option is wrong or lacks another, or there is no model.
     """
-    given: dict[str, Any] = read_config(args.config, (*_CONFIGS, *offered)) if args.config else {}
-    given |= given_fields(vars(args), (*_CONFIGS, *offered))
+    given, models = given_options(args, offered)
+    if models is not None:
+        raise ConfigError(f"--config {args.config}: models are for corellm serve; {args.command} has one model")
+    return config_of(args, given, offered)
+
+
+def given_options(args: argparse.Namespace, offered: Sequence[type]) -> tuple[dict[str, Any], Any]:
+    """The options of the command line and of a file, and what the file has as `models`; None for nothing.
+
+    Raises:
+        ConfigError: the file cannot be read, or an option in it is wrong.
+    """
+    configs = (*_CONFIGS, *offered)
+    given: dict[str, Any] = read_config(args.config) if args.config else {}
+    models = (given.pop("models") or {}) if "models" in given else None
+    given = checked_options(f"--config {args.config}", given, configs)
+    return given | given_fields(vars(args), configs), models
+
+
+def config_of(
+    args: argparse.Namespace, given: Mapping[str, Any], offered: Sequence[type]
+) -> tuple[ServerConfig, dict[str, Any]]:
+    """The configuration that options by name make, and the engine's arguments.
+
+    Raises:
+        ConfigError: an option is wrong or lacks another, or there is no model.
+    """
     if "api_key" in given and not given["api_key"]:
         raise ConfigError("api_key is empty (an unset variable?); leave it out for a server that all may use")
     if "model" not in given:

@@ -16,12 +16,13 @@ from corellm.config import EngineConfig
 from corellm.errors import ConfigError
 from corellm.server_offers import BatchOffer
 from corellm.system.log_format import set_up_log
+from corellm_server.batch.inputs import InputOptions
 from corellm_server.commands.arguments import add_server, configured
 from corellm_server.commands.engines import asked_for, batch_offers
 from corellm_server.options import ServerConfig, ServerOptions
 
 if TYPE_CHECKING:
-    from corellm_server.batch.input_file import InputFile
+    from corellm_server.batch.input_file import Input
     from corellm_server.batch.output_file import OutputFile
     from corellm_server.batch.progress import Progress
 
@@ -30,13 +31,14 @@ Do all requests of a file in OpenAI's batch format, and write the results to ano
   {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "demo", "messages": [...]}}
 url is any that takes POST of `corellm serve`; the results are what a server would respond. A line that is wrong and a
 request that fails get a result that says why; the rest is done. After Ctrl-C, a kill or a full disk, the same command
-goes on with what has no result yet."""
+goes on with what has no result yet. A directory of images is done with one question, or with those of a table in it."""
 
 _EPILOG = """\
 examples:
   corellm batch -i requests.jsonl -o results.jsonl --model demo
   corellm batch -i requests.jsonl -o results.jsonl --model demo --allowed-local-media-path images/
   corellm batch -i requests.jsonl -o results.jsonl --model llava-hf/llava-1.5-7b-hf --served-model-name gpt-4o
+  corellm batch -i images/ -o results.jsonl --model demo --question "What shape is it?"
   corellm batch -i requests.jsonl -o results.jsonl --model demo --data-parallel-size 2
   corellm batch -i requests.jsonl -o results.jsonl --config server.yaml      # also one of corellm serve
 
@@ -61,7 +63,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         usage="corellm batch -i FILE -o FILE --model MODEL [OPTION ...]", description=_HELP, epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("-i", "--input", metavar="FILE", required=True, help="the requests, one per line (JSONL)")
+    parser.add_argument(
+        "-i",
+        "--input",
+        metavar="FILE",
+        required=True,
+        help="the requests, one per line (JSONL); or a directory of images",
+    )
     parser.add_argument(
         "-o", "--output", metavar="FILE", required=True,
         help="the results; those that it has of the same input are kept",
@@ -72,6 +80,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )  # fmt: skip
     of_clients = {field.name for field in fields(ServerOptions)}.difference(_OPTIONS)
     add_server(parser, "requests", skip={"body_timeout", "body_stall_timeout", *of_clients})
+    add_fields(parser, "inputs without requests", InputOptions)
     for offer in batch_offers():
         add_fields(parser, offer.title, offer.options)
     parser.set_defaults(run=run)
@@ -81,19 +90,20 @@ def run(args: argparse.Namespace) -> int:
     """Do what has no result yet; returns the exit status."""
     try:
         offers = batch_offers()
-        config, engine_args = configured(args, [offer.options for offer in offers])
+        config, engine_args = configured(args, [*(offer.options for offer in offers), InputOptions])
+        *offered, inputs = config.offered
         EngineConfig.from_kwargs(**engine_args)  # refused before the files are touched
         set_up_log(logging.WARNING, as_json=False)
-        asked = asked_for(offers, config.offered)
+        asked = asked_for(offers, offered)
         if asked is not None and isinstance(asked[0], BatchOffer):
-            return asked[0].run(asked[1], config, engine_args, args.input, args.output)
+            return asked[0].run(asked[1], config, engine_args, inputs, args.input, args.output)
         if args.input.endswith((".parquet", ".csv")):
             raise ConfigError(f"the input {args.input} is a table, which --ray reads (extensions/ray); else give JSONL")
-        from corellm_server.batch.input_file import InputFile
+        from corellm_server.batch.opening import open_input
         from corellm_server.batch.output_file import OutputFile
         from corellm_server.batch.resuming import compare
 
-        with InputFile(args.input, config.limits.max_body_bytes) as requests, OutputFile(args.output) as output:
+        with open_input(args.input, inputs, config, engine_args) as requests, OutputFile(args.output) as output:
             progress = compare(requests, output)
             if progress.num_done < progress.total:
                 ended = _run(config, engine_args, requests, output, progress)
@@ -110,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(
-    config: ServerConfig, engine_args: dict[str, Any], requests: InputFile, output: OutputFile, progress: Progress
+    config: ServerConfig, engine_args: dict[str, Any], requests: Input, output: OutputFile, progress: Progress
 ) -> signal.Signals | None:
     """Load the model, run, and print what was done; returns the signal that ended it."""
     import asyncio

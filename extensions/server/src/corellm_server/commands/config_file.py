@@ -14,11 +14,11 @@ from corellm.errors import ConfigError
 from corellm_server.commands.absent_flags import absent_flag, not_an_option
 
 
-def read_config(path: str, configs: Iterable[type]) -> dict[str, Any]:
-    """Arguments from a YAML file: options by name, with `-` or `_`.
+def read_config(path: str) -> dict[str, Any]:
+    """What a YAML file has: options by name, with `-` or `_`, which are not checked yet.
 
     Raises:
-        ConfigError: the file cannot be read, or has an unknown name.
+        ConfigError: the file cannot be read, or has a name twice.
     """
     import yaml
 
@@ -34,6 +34,20 @@ def read_config(path: str, configs: Iterable[type]) -> dict[str, Any]:
         raise ConfigError(f"--config {path} must have lines like `port: 8000`")
     if repeated:
         raise ConfigError(f"--config {path}: {repeated!r:.100} is there twice; leave one out")
+    return read
+
+
+def checked_options(place: str, read: Mapping[Any, Any], configs: Iterable[type]) -> dict[str, Any]:
+    """Options of a file as the classes take them.
+
+    Args:
+        place: of the options, for errors.
+        read: options by name, with `-` or `_`.
+        configs: the classes.
+
+    Raises:
+        ConfigError: a name is unknown, or a value of another type.
+    """
     known = {field.name: hints[field.name] for c in configs for hints in [get_type_hints(c)] for field in fields(c)}
     given = {str(name).replace("-", "_"): value for name, value in read.items()}
     for name, value in list(given.items()):
@@ -42,26 +56,31 @@ def read_config(path: str, configs: Iterable[type]) -> dict[str, Any]:
             del given[name]
             continue
         if absent is not None:
-            raise ConfigError(f"--config {path}: {not_an_option(name, absent)}")
+            raise ConfigError(f"{place}: {not_an_option(name, absent)}")
         if name not in known:
-            raise ConfigError(f"--config {path}: unknown option {name!r:.100}{suggestion(name, known)}")
+            raise ConfigError(f"{place}: unknown option {name!r:.100}{suggestion(name, known)}")
         try:
             given[name] = _of_file(name, value, known[name])
         except argparse.ArgumentTypeError as error:
-            raise ConfigError(f"--config {path}: {name}: {error}") from error
+            raise ConfigError(f"{place}: {name}: {error}") from error
     return given
 
 
-def _repeated(node: Any) -> str | None:
-    """A key that a YAML mapping, or one in it, has twice; `-` and `_` are the same. YAML would take the last one."""
+def _repeated(node: Any, *, of_models: bool = False) -> str | None:
+    """A key that a YAML mapping, or one in it, has twice. YAML would take the last one.
+
+    In names of options `-` and `_` are the same; in names of models they are not.
+    """
     if node is None or isinstance(node.value, str):
         return None
     pairs = [item if isinstance(item, tuple) else (None, item) for item in node.value]
-    names = [str(key.value).replace("-", "_") for key, _ in pairs if key is not None]
-    for name in names:
+    keys = ["" if key is None else str(key.value) for key, _ in pairs]
+    names = [key if of_models else key.replace("-", "_") for key in keys]
+    for name in filter(None, names):
         if names.count(name) > 1:
             return name
-    return next(filter(None, (_repeated(value) for _, value in pairs)), None)
+    within = (_repeated(value, of_models=key == "models") for key, (_, value) in zip(keys, pairs, strict=True))
+    return next(filter(None, within), None)
 
 
 def _of_file(name: str, value: Any, hint: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Which engine a command's requests go to: one of this machine, or another one that options ask for.
+"""Which engines a command's requests go to: those of this machine, or others that options ask for.
 
 Knows offers; what they open is the extensions' own.
 """
@@ -6,21 +6,20 @@ Knows offers; what they open is the extensions' own.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from corellm.errors import ConfigError
 from corellm.plugin.extensions import call_extensions
-from corellm.server_offers import BatchOffer, EngineOffer
+from corellm.server_offers import BatchOffer, EngineOffer, WantedEngine
+from corellm_server.commands.models import ModelConfig
 from corellm_server.data_parallel.offer import OFFER as SEVERAL
 
 if TYPE_CHECKING:
-    from corellm.serving import EngineClient, ProcessLLM
+    from corellm.serving import EngineClient
 
-OpenEngine = Callable[[dict[str, Any]], "AbstractContextManager[EngineClient]"]
 Offer = TypeVar("Offer", bound=EngineOffer | BatchOffer)
 
 
@@ -36,18 +35,33 @@ def batch_offers() -> list[EngineOffer | BatchOffer]:
     return [SEVERAL, *(offer for _, offer in offers)]
 
 
-def engine_of(offers: Sequence[EngineOffer], offered: Sequence[Any]) -> OpenEngine:
-    """What opens the engine by its arguments: an offered one that the options ask for, else one of this machine.
+def opened_engines(
+    offers: Sequence[EngineOffer], models: Mapping[str, ModelConfig]
+) -> AbstractContextManager[dict[str, EngineClient]]:
+    """What opens the engine of each model: an offered one that its options ask for, else one of this machine.
 
     Args:
         offers: all there are.
-        offered: the options of each.
+        models: by the name of each, as the engines are.
 
     Raises:
-        ConfigError: the options ask for several; or some are of an engine that they do not ask for.
+        ConfigError: options ask for several engines; or some are of an engine that they do not ask for.
     """
-    asked = asked_for(offers, offered)
-    return _own_engine if asked is None else partial(asked[0].opened, asked[1])
+    groups: dict[str, tuple[EngineOffer, list[WantedEngine]]] = {}
+    for name, model in models.items():
+        offer, options = asked_for(offers, model.config.offered) or (SEVERAL, SEVERAL.options())
+        groups.setdefault(offer.switch, (offer, []))[1].append(WantedEngine(name, options, model.engine_args))
+    return _opened(list(groups.values()))
+
+
+@contextlib.contextmanager
+def _opened(groups: Sequence[tuple[EngineOffer, Sequence[WantedEngine]]]) -> Iterator[dict[str, EngineClient]]:
+    clients: dict[str, EngineClient] = {}
+    with contextlib.ExitStack() as stack:
+        for offer, wanted in groups:
+            opened = stack.enter_context(offer.opened(wanted))
+            clients |= {one.name: client for one, client in zip(wanted, opened, strict=True)}
+        yield clients
 
 
 def asked_for(offers: Sequence[Offer], offered: Sequence[Any]) -> tuple[Offer, Any] | None:
@@ -72,9 +86,3 @@ def asked_for(offers: Sequence[Offer], offered: Sequence[Any]) -> tuple[Offer, A
         both = " and ".join(f"{offer.switch} ({offer.title})" for offer, _ in asked)
         raise ConfigError(f"{both} do not go together; leave out one")
     return asked[0] if asked else None
-
-
-def _own_engine(engine_args: dict[str, Any]) -> contextlib.closing[ProcessLLM]:
-    from corellm.serving import ProcessLLM
-
-    return contextlib.closing(ProcessLLM(**engine_args))

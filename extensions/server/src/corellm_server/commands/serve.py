@@ -5,18 +5,24 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 from corellm.cli.fields import add_fields
 from corellm.errors import CorellmError, MissingExtraError
 from corellm.system.allocator import return_large_blocks
 from corellm.system.log_format import set_up_log, start_line
 from corellm_server.commands.absent_flags import without_absent
-from corellm_server.commands.arguments import add_server, configured
-from corellm_server.commands.engines import OpenEngine, engine_of, engine_offers
+from corellm_server.commands.arguments import add_server
+from corellm_server.commands.engines import engine_offers, opened_engines
+from corellm_server.commands.models import ModelConfig, configured_models
 from corellm_server.options import ServerConfig
 
 if TYPE_CHECKING:
+    from corellm.serving import EngineClient
+    from corellm_server.fetching.fetcher import Fetcher
+    from corellm_server.service import Service
     from corellm_server.tracing import Tracing
 
 logger = logging.getLogger("corellm_server")
@@ -34,7 +40,7 @@ examples:
   corellm serve llava-hf/llava-1.5-7b-hf --host 0.0.0.0 --api-key-file keys.txt --max-num-seqs 32
   corellm serve demo --data-parallel-size 2     # two engines, each on half of the processors
   corellm serve demo --convert embed            # /v1/embeddings in place of chat
-  corellm serve --config server.yaml            # options by name, `model:` among them
+  corellm serve --config server.yaml            # options by name, `model:` among them, or `models:` with several
 
 ask it:
   curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
@@ -71,11 +77,12 @@ def _without_absent(parser: argparse.ArgumentParser, words: list[str]) -> list[s
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; returns 1 if the engine died or hung."""
     offers = engine_offers()
-    config, engine_args = configured(args, [offer.options for offer in offers])
-    as_json = config.options.log_format == "json"
-    set_up_log(config.options.log_level.upper(), as_json=as_json)
+    models = configured_models(args, [offer.options for offer in offers])
+    options = next(iter(models.values())).config.options
+    as_json = options.log_format == "json"
+    set_up_log(options.log_level.upper(), as_json=as_json)
     try:
-        return _serve(config, engine_args, engine_of(offers, config.offered))
+        return _serve(models, opened_engines(offers, models))
     except CorellmError as error:
         if args.traceback or not as_json:
             raise
@@ -83,30 +90,52 @@ def run(args: argparse.Namespace) -> int:
         return 1
 
 
-def _serve(config: ServerConfig, engine_args: dict[str, Any], open_engine: OpenEngine) -> int:
+def _serve(models: Mapping[str, ModelConfig], engines: AbstractContextManager[Mapping[str, EngineClient]]) -> int:
     return_large_blocks()  # the engine has a process of its own
     from corellm_server.connections import allow_descriptors
     from corellm_server.fetching.fetcher import Fetcher
     from corellm_server.kept.responses import open_table
     from corellm_server.running import HttpServer, bind, check_certificate, url_of
-    from corellm_server.service import Service, served_names
+    from corellm_server.service import served_names
 
+    config = next(iter(models.values())).config  # beside options of the model, that of the server
     options = config.options
     warn(config)
     check_certificate(options)
     open_table(options).close()  # before the model is loaded
     allow_descriptors(options.max_connections)
-    logger.info("loading %s", engine_args["model"])
-    name = served_names(options, engine_args["model"])[0]
-    tracing = _tracing(options.otlp_traces_endpoint, name)
-    with bind(options) as bound, open_engine(engine_args) as llm:
+    logger.info("loading %s", ", ".join(model.engine_args["model"] for model in models.values()))
+    names = [served_names(model.config.options, model.engine_args["model"])[0] for model in models.values()]
+    tracing = _tracing(options.otlp_traces_endpoint, names[0])
+    with bind(options) as bound, engines as clients:
         fetcher = Fetcher(config.fetching) if config.fetching.allowed_media_domains else None
-        service = Service(llm, engine_args["model"], config, fetcher, tracing)
-        told = f"corellm serves {name} at {url_of(bound, options)}/v1 (Ctrl-C stops)"
+        services = services_of(models, clients, fetcher, tracing)
+        told = f"corellm serves {', '.join(names)} at {url_of(bound, options)}/v1 (Ctrl-C stops)"
         gc.freeze()  # a full collection would hold up requests
-        return HttpServer(service, bound).run(
+        return HttpServer(services[0], bound, services[1:]).run(
             lambda: print(start_line(told, as_json=options.log_format == "json"), flush=True)
         )
+
+
+def services_of(
+    models: Mapping[str, ModelConfig],
+    clients: Mapping[str, EngineClient],
+    fetcher: Fetcher | None = None,
+    tracing: Tracing | None = None,
+) -> list[Service]:
+    """The models of a server, in their order, with what they share.
+
+    Args:
+        models, clients: the models and their engines by name.
+        fetcher, tracing: of the server.
+    """
+    from corellm_server.service import Service
+
+    services: list[Service] = []
+    for name, model in models.items():
+        first = services[0] if services else None
+        services.append(Service(clients[name], model.engine_args["model"], model.config, fetcher, tracing, first=first))
+    return services
 
 
 def _tracing(endpoint: str | None, model: str) -> Tracing | None:

@@ -14,6 +14,7 @@ from corellm.serving import (
     Metric,
     ProcessLLM,
     RemoteEngine,
+    Share,
     metrics_of,
     name_of,
     plain_metrics,
@@ -38,6 +39,8 @@ class DataParallelLLM(ProcessLLM):
         data_parallel_size: number of engines.
         engine_hang_timeout: seconds without a finished step, with requests, after which an engine is started again; 0
             for never.
+        shares: each engine's part of the machine, where there are engines of other models, too; then an engine is
+            started again however often it cannot be. None for all of the machine.
 
     Raises:
         ConfigError, CheckpointError, PluginError: the model cannot be served, or there are fewer processors or GPUs.
@@ -52,17 +55,21 @@ class DataParallelLLM(ProcessLLM):
         *,
         data_parallel_size: int,
         engine_hang_timeout: float = 300.0,
+        shares: Sequence[Share] | None = None,
         **engine_args: Any,
     ) -> None:
-        self._size, self._hang_timeout = data_parallel_size, engine_hang_timeout
+        self._size, self._hang_timeout, self._shares = data_parallel_size, engine_hang_timeout, shares
         super().__init__(model, **engine_args)
 
     def _load_engine(self, **engine_args: Any) -> RemoteEngine:  # type: ignore[override]
         config = EngineConfig.from_kwargs(**engine_args)
-        shares, devices = shares_of(self._size), devices_of(self._size, config.model.device)
+        shares = self._shares or shares_of(self._size)
+        devices = [config.model.device] if self._size == 1 else devices_of(self._size, config.model.device)
 
         def start(plain_args: dict[str, Any]) -> EngineGroup:
-            self.group = EngineGroup(plain_args, shares, devices, self._hang_timeout)
+            self.group = EngineGroup(
+                plain_args, shares, devices, self._hang_timeout, gives_up=self._shares is None
+            )  # fmt: skip
             return self.group
 
         return RemoteEngine(config, start)

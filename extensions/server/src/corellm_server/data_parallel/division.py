@@ -32,8 +32,8 @@ def shares_of(number: int, system: Path = _SYSTEM) -> list[Share]:
     usable = usable_cpus()
     if number > usable:
         raise ConfigError(
-            f"data_parallel_size={number}: this process may use {usable} processors, and each engine needs one; "
-            f"set at most {usable}"
+            f"data_parallel_size, of all models together, is {number}: this process may use {usable} processors, and "
+            f"each engine needs one; set at most {usable}"
         )
     bounds = [round(len(cpus) * part / number) for part in range(number + 1)]
     threads = [usable * (part + 1) // number - usable * part // number for part in range(number)]

@@ -1,12 +1,14 @@
 """Several engines' processes, as one link: requests go to one of them, calls to all, and one that ends comes again.
 
-Knows processes' ends and loads; which engine a request goes to is `routing`'s to know, and messages are the link's.
+Knows processes' ends and loads; which engine a request goes to is `routing`'s to know, which request may have ended one
+`suspects`', and messages are the link's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +19,10 @@ from typing import Any
 import msgspec
 
 from corellm.errors import CorellmError, EngineDeadError, EngineLostError
-from corellm.serving import EngineLink, ProcessedPrompt, Ready, Share
+from corellm.serving import Delta, ProcessedPrompt, Ready, Share, to_error, to_fault
+from corellm_server.data_parallel.sending import Request, SendingLink
 from corellm_server.routing import choose, key_of
+from corellm_server.suspects import Suspects, print_of
 from corellm_server.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -28,7 +32,11 @@ SILENT_SECONDS = 10.0
 _STEADY_SECONDS = 60.0
 """An engine that lived so long is started again at once; each other time takes twice as long as the one before, and as
 long as this at most."""
+_MOST_ENDS = 2
+"""Engines that may end with a request before it is refused."""
 _LOOK_SECONDS = 0.5
+_FULL_SECONDS = 0.02
+"""Between two looks for an engine that takes a request."""
 
 
 def pause(lived: float, waited: float) -> float:
@@ -49,25 +57,37 @@ class EngineGroup:
         shares: each engine's part of the machine.
         devices: of each.
         hang_timeout: seconds of silence, with work, after which an engine is ended; 0 for none.
+        gives_up: whether the group ends where no engine is left, and none can be started.
     """
 
     def __init__(
-        self, engine_args: Mapping[str, Any], shares: Sequence[Share], devices: Sequence[str], hang_timeout: float
+        self,
+        engine_args: Mapping[str, Any],
+        shares: Sequence[Share],
+        devices: Sequence[str],
+        hang_timeout: float,
+        *,
+        gives_up: bool = True,
     ) -> None:
-        self._engine_args, self._shares, self._devices = engine_args, shares, devices
-        self._hang_timeout = hang_timeout
+        self._engine_args, self._hang_timeout, self._gives_up = engine_args, hang_timeout, gives_up
+        self._parts = {share.number: (share, device) for share, device in zip(shares, devices, strict=True)}
         self.num_changes = 0
         """How often the engines were put to sleep, or given other weights. After that none is started again: it would
         have what the others have not."""
-        self._links: dict[int, EngineLink] = {}
+        self._links: dict[int, SendingLink] = {}
         """Engines that serve, by number."""
+        self._failed: set[int] = set()
+        """Engines that ended and could not be started when that was last tried."""
+        self._suspects = Suspects(_MOST_ENDS)
+        self._prints: dict[str, bytes] = {}
+        """What tells the requests in flight from others, by their ids."""
         self._closing = threading.Event()
         self._changing = threading.Lock()
-        self._begun: set[EngineLink] = set()
+        self._begun: set[SendingLink] = set()
         """All whose process may run, those that still load included."""
         self._steps_of_ended = 0
         try:
-            for number in range(len(shares)):
+            for number in self._parts:
                 self._links[number] = self._begin(number)
         except BaseException:
             self.close()
@@ -102,8 +122,8 @@ class EngineGroup:
 
     @property
     def seconds_silent(self) -> float:
-        """Seconds since the last sign of life of the engine that gave the newest one."""
-        return min((link.seconds_silent for link in self._links.copy().values()), default=0.0)
+        """Seconds since the last sign of life of the engine that gave the newest one; infinite where none serves."""
+        return min((link.seconds_silent for link in self._links.copy().values()), default=math.inf)
 
     @property
     def num_steps(self) -> int:
@@ -113,23 +133,59 @@ class EngineGroup:
     def add(self, request_id: str, prompt: ProcessedPrompt, params: Any, in_flight: Any, arrival_time: float) -> None:
         """Send a request to the engine that should have it, or to the next one if that has just ended.
 
+        Waits while so many requests wait for each engine that none takes more.
+
         Raises:
             RequestError: the request is wrong; nothing was sent.
-            EngineDeadError: there is no engine.
+            EngineLostError: no engine serves now.
+            EngineDeadError: the group ends.
         """
-        key = key_of(prompt)
-        links = self._links.copy()
-        while links:
-            loads = {n: link.num_requests for n, link in links.items() if link.seconds_silent < SILENT_SECONDS}
-            number = choose(key, loads or {n: link.num_requests for n, link in links.items()})
-            try:
-                return links[number].add(request_id, prompt, params, in_flight, arrival_time)
-            except EngineDeadError:
-                del links[number]
-        raise EngineDeadError("no engine is left")
+        self._suspects.check(one := print_of(prompt))
+        self._prints[request_id] = one
+        try:
+            self._send(Request(request_id, prompt, params, in_flight, arrival_time))
+        except BaseException:
+            self._prints.pop(request_id, None)
+            raise
+
+    def _send(self, request: Request) -> None:
+        key = key_of(request.prompt)
+        while not self._closing.is_set():
+            links = self._links.copy()
+            if not links:
+                raise EngineLostError("no engine serves now, and they are started again; send the request again")
+            free = {n: link for n, link in links.items() if not link.is_full}
+            loads = {n: link.num_requests for n, link in free.items() if link.seconds_silent < SILENT_SECONDS}
+            loads = loads or {n: link.num_requests for n, link in free.items()}
+            if not loads:
+                self._closing.wait(_FULL_SECONDS)
+                continue
+            with contextlib.suppress(EngineDeadError):  # it has just ended
+                return links[choose(key, loads)].add(*request)
+            self._closing.wait(_FULL_SECONDS)
+        raise EngineDeadError("the server ends")
+
+    def _send_again(self, request: Request) -> None:
+        """Give a request to another engine, as the one that should have had it ended before."""
+        try:
+            self._send(request)
+        except CorellmError as error:
+            self._refuse(request, error)
+
+    def _refuse(self, request: Request, error: Exception) -> None:
+        """Deliver the last output of a request that no engine got."""
+        if not isinstance(error, CorellmError):
+            logger.error("sending a request failed", exc_info=error)
+        fault = to_fault(error)
+        output = request.in_flight.output(Delta(request.request_id, [], True, fault=fault))
+        output.error = error if isinstance(error, CorellmError) else to_error(fault)
+        self._prints.pop(request.request_id, None)
+        self._deliver([output])
 
     def abort_request(self, request_id: str, *, silently: bool) -> None:
         """End a request now, if there is one of this id."""
+        if silently:
+            self._prints.pop(request_id, None)
         for link in self._links.copy().values():
             link.abort_request(request_id, silently=silently)
 
@@ -153,24 +209,29 @@ class EngineGroup:
                 left.discard(number)
                 if left:
                     return
-            failed = [error for result in results.values() if (error := result.exception()) is not None]
+            errors = {number: error for number, result in results.items() if (error := result.exception()) is not None}
+            if skips_silent:
+                errors = {number: error for number, error in errors.items() if not isinstance(error, EngineDeadError)}
             with contextlib.suppress(InvalidStateError):  # failed meanwhile
-                if failed:
-                    future.set_exception(failed[0])
+                if errors:
+                    future.set_exception(self._told(*next(iter(errors.items()))))
                 else:
-                    future.set_result({number: result.result() for number, result in results.items()})
+                    found = {number: result.result() for number, result in results.items() if not result.exception()}
+                    future.set_result(found)
 
-        if not links:
-            future.set_exception(EngineDeadError("no engine is left"))
+        if not links and not skips_silent:
+            future.set_exception(EngineLostError("no engine serves now, and they are started again; ask again"))
         elif not asked:
             future.set_result({})
         for number, result in results.items():
             result.add_done_callback(partial(note, number))
-            try:
-                asked[number].call(result, function, arguments)
-            except EngineDeadError as error:
-                with contextlib.suppress(InvalidStateError):
-                    result.set_exception(error)
+            asked[number].call(result, function, arguments)
+
+    def _told(self, number: int, error: BaseException) -> BaseException:
+        """What a caller is told of a call that failed in an engine: that it ended is no end of the others."""
+        if not isinstance(error, EngineDeadError) or self._closing.is_set():
+            return error
+        return EngineLostError(f"engine {number} ended during the call, and is started again; ask again")
 
     def start_reading(
         self, deliver: Callable[[list[Any]], None], report_end: Callable[[EngineDeadError], None]
@@ -179,8 +240,7 @@ class EngineGroup:
         self._deliver, self._report_end = deliver, report_end
         for number, link in self._links.items():
             self._read(number, link, 0.0)
-        if self._hang_timeout:
-            threading.Thread(target=self._end_hung, name="corellm-hangs", daemon=True).start()
+        threading.Thread(target=self._look_at_all, name="corellm-hangs", daemon=True).start()
 
     def end(self) -> None:
         """End all engines after their steps in flight."""
@@ -188,7 +248,7 @@ class EngineGroup:
         with self._changing:
             begun = list(self._begun)
         with ThreadPoolExecutor(len(begun) or 1) as pool:
-            list(pool.map(EngineLink.end, begun))
+            list(pool.map(SendingLink.end, begun))
 
     def close(self) -> None:
         """Free everything."""
@@ -200,15 +260,16 @@ class EngineGroup:
 
     # --- engines that end -------------------------------------------------------------------------------------------
 
-    def _begin(self, number: int) -> EngineLink:
+    def _begin(self, number: int) -> SendingLink:
+        share, device = self._parts[number]
         with self._changing:
             if self._closing.is_set():
                 raise EngineDeadError("the server ends")
-            link = EngineLink({**self._engine_args, "device": self._devices[number]}, self._shares[number])
+            link = SendingLink({**self._engine_args, "device": device}, share, self._send_again, self._refuse)
             self._begun.add(link)
             return link
 
-    def _read(self, number: int, link: EngineLink, waited: float) -> None:
+    def _read(self, number: int, link: SendingLink, waited: float) -> None:
         began = time.monotonic()
         link.start_reading(
             partial(self._deliver_from, number), lambda reason: self._ended(number, link, reason, began, waited)
@@ -216,29 +277,40 @@ class EngineGroup:
 
     def _deliver_from(self, number: int, outputs: list[Any]) -> None:
         for output in outputs:
+            if output.finished:
+                finished = self._prints.pop(output.request_id, None)
+                if finished is not None:
+                    self._suspects.clear(finished)
             if getattr(output, "metrics", None) is not None:
                 output.metrics.replica = str(number)
         self._deliver(outputs)
 
-    def _ended(self, number: int, link: EngineLink, reason: EngineDeadError, began: float, waited: float) -> None:
+    def _ended(self, number: int, link: SendingLink, reason: EngineDeadError, began: float, waited: float) -> None:
         """Fail the requests of an engine that ended, and start it again; in the thread that read from it."""
         with self._changing:
             self._links.pop(number, None)
             self._steps_of_ended += link.num_steps
-            is_last = not self._links or self.num_changes > 0
+            is_over = self.num_changes > 0
         told = f"engine {number} ended while it had the request; send it again"
-        self._deliver(link.fail_requests(lambda: reason if is_last else EngineLostError(told)))
+        failed = link.fail_requests(lambda: reason if is_over else EngineLostError(told))
+        prints = [self._prints.pop(output.request_id, None) for output in failed]
+        self._suspects.note(one for one in prints if one is not None)
+        self._deliver(failed)
+        link.stop_sending()
         if self._closing.is_set():
             return
         self._forget(link)
         logger.error("engine %d: %s", number, reason)
-        if is_last:
+        if is_over:
             self._report_end(reason)
         else:
             self._start_again(number, pause(time.monotonic() - began, waited))
 
     def _start_again(self, number: int, seconds: float) -> None:
-        """Start an engine again after some seconds; twice as many each time that it does not load."""
+        """Start an engine again after some seconds; twice as many each time that it does not load.
+
+        Where none is left and none could be started the last time, the group ends, unless it never gives up.
+        """
         while not self._closing.wait(seconds):
             logger.warning("engine %d is started again", number)
             link = None
@@ -247,13 +319,22 @@ class EngineGroup:
                 link.wait_until_ready()
             except (CorellmError, OSError) as error:
                 seconds = pause(0.0, seconds)
-                if not self._closing.is_set():
-                    logger.error("engine %d cannot be started, the next try is in %g s: %s", number, seconds, error)
                 if link is not None:
                     self._forget(link)
+                if self._closing.is_set():
+                    return
+                with self._changing:
+                    self._failed.add(number)
+                    is_over = self._gives_up and len(self._failed) == len(self._parts)
+                told = "engine %d cannot be started, the next try is in %g s: %s"
+                logger.error(told, number, seconds, error)
+                if is_over:
+                    self._report_end(EngineDeadError(f"no engine is left, and none can be started: {error}"))
+                    return
                 continue
             with self._changing:
                 is_needed = not self.num_changes and not self._closing.is_set()
+                self._failed.discard(number)
                 if is_needed:
                     self._links[number] = link
             if is_needed:
@@ -264,18 +345,24 @@ class EngineGroup:
                 self._report_end(EngineDeadError(f"engine {number} ended, and the others have been changed meanwhile"))
             return
 
-    def _forget(self, link: EngineLink) -> None:
+    def _forget(self, link: SendingLink) -> None:
         with self._changing:
             self._begun.discard(link)
         link.kill()
         link.close()
 
-    def _end_hung(self) -> None:
-        """End engines that have work and give no sign of life; they are started again like any that end."""
-        watchdogs: dict[EngineLink, Watchdog] = {}
+    def _look_at_all(self) -> None:
+        """Take what is not sent from engines that give no sign of life, and end those that go on so with work.
+
+        They are started again like any that end.
+        """
+        watchdogs: dict[SendingLink, Watchdog] = {}
         while not self._closing.wait(_LOOK_SECONDS):
             links = {link: number for number, link in self._links.copy().items()}
             watchdogs = {link: watchdogs.get(link) or Watchdog(link, self._hang_timeout) for link in links}
+            silent = [link for link in links if link.seconds_silent >= SILENT_SECONDS]
+            for link in silent if len(silent) < len(links) else ():
+                link.give_back()
             for link, watchdog in watchdogs.items():
                 watchdog.look(has_work=link.num_requests > 0)
                 if watchdog.is_hung:

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from corellm import __version__
 from corellm_server.endpoints.replies import ERRORS, GET_ERRORS
+from corellm_server.models import Models
 from corellm_server.service import Service
 
 
@@ -25,7 +26,7 @@ class ServedModel(BaseModel):
 
 
 class ModelList(BaseModel):
-    """All names of the model."""
+    """All names of models."""
 
     object: Literal["list"]
     data: list[ServedModel]
@@ -37,11 +38,11 @@ class Version(BaseModel):
     version: str
 
 
-def model_routes(service: Service) -> APIRouter:
-    """The endpoints, for one model."""
+def model_routes(models: Models) -> APIRouter:
+    """The endpoints, for all models of a server."""
     router = APIRouter(responses=GET_ERRORS)
 
-    def described(name: str) -> ServedModel:
+    def described(name: str, service: Service) -> ServedModel:
         return ServedModel(
             id=name, object="model", created=service.created, owned_by="corellm",
             max_model_len=service.client.max_model_len,
@@ -50,13 +51,13 @@ def model_routes(service: Service) -> APIRouter:
 
     @router.get("/v1/models", response_model_exclude_unset=True)
     async def list_models() -> ModelList:
-        """All names of the model that is served, and of its LoRA adapters."""
-        return ModelList(object="list", data=[described(name) for name in (*service.names, *service.adapters)])
+        """All names of the models that are served, and of their LoRA adapters."""
+        return ModelList(object="list", data=[described(name, models.find(name)) for name in models.names])
 
     @router.get("/v1/models/{model:path}", response_model_exclude_unset=True, responses={404: ERRORS[404]})
     async def retrieve_model(model: str) -> ServedModel:
         """One of them."""
-        return described(service.check_model(model))
+        return described(model, models.find(model))
 
     @router.get("/version")
     async def version() -> Version:

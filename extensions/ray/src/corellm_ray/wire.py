@@ -1,0 +1,46 @@
+"""A prepared request as bytes, for Ray to carry: the engine's own messages, of which nothing is unpickled.
+
+Knows the memory that tensors are in; knows no replicas.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from corellm.children.memory import SharedMemory
+from corellm.engine.process.messages import Add, decode_to_engine
+from corellm.engine.process.requests import pack_request, unpack_request
+from corellm.serving import ProcessedPrompt
+
+
+def to_wire(prompt: ProcessedPrompt, params: Any) -> tuple[bytes, bytes]:
+    """The request, and the tensors of its items.
+
+    Raises:
+        ProcessingError: an item holds something that cannot be sent.
+    """
+    data, file = pack_request("", prompt, params, time.monotonic())
+    if file is None:
+        return data, b""
+    memory = SharedMemory(file)
+    try:
+        return data, memory.read(os.fstat(file).st_size)
+    finally:
+        memory.close()
+
+
+def from_wire(data: bytes, tensors: bytes, decode_params: Callable[[Any], Any]) -> tuple[ProcessedPrompt, Any]:
+    """What was given to `to_wire`, without the prompt's text."""
+    add = decode_to_engine(data)
+    assert isinstance(add, Add)
+    if not tensors:
+        return unpack_request(add, None, decode_params)
+    memory = SharedMemory.create()
+    try:
+        memory.write(tensors)
+        return unpack_request(add, memory.descriptor, decode_params)
+    finally:
+        memory.close()

@@ -1,0 +1,121 @@
+"""A directory of images as requests: each image with a question is a conversation.
+
+Its layout is that of `datasets`' `imagefolder`. Knows files and columns; runs nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import csv
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from corellm.errors import ConfigError
+from corellm_server.batch.input_file import BatchRequest, InputError
+
+_IMAGES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
+_TABLES = ("metadata.jsonl", "metadata.csv")
+_FILE = "file_name"
+
+
+class ImageFolder(contextlib.AbstractContextManager["ImageFolder"]):
+    """Reads a directory as requests, as often as wanted.
+
+    A request's `custom_id` is the image's name within the directory.
+
+    Args:
+        path: of a directory that stays as it is meanwhile.
+        model: the name in each request.
+        question: of all images in the directory and those in it, in the order of their names; None for those that its
+            `metadata.jsonl` or `metadata.csv` names, with a question each.
+        column: of the questions.
+        fields: further fields of each request.
+
+    Raises:
+        ConfigError: the directory cannot be read, or has no questions.
+    """
+
+    def __init__(self, path: str, model: str, question: str | None, column: str, fields: Mapping[str, Any]) -> None:
+        self.path, self._root = Path(path), Path(path).resolve()
+        self._model, self._question, self._column, self._fields = model, question, column, fields
+        tables = [self.path / name for name in _TABLES if (self.path / name).is_file()]
+        if question is None and len(tables) != 1:
+            found = "both " + " and ".join(_TABLES) if tables else "neither " + " nor ".join(_TABLES)
+            raise ConfigError(
+                f"the input {path} is a directory that has {found}: give one --question for all of its images, or one "
+                f"of these files with the columns {_FILE} and {column}"
+            )
+        self._table = None if question is not None else tables[0]
+        if self._table is not None and self._table.suffix == ".csv":
+            names = next(_lines_of_csv(self._table), {})
+            for name in (_FILE, column):
+                if name not in names:
+                    raise ConfigError(f"{self._table} has no column {name!r:.100}; it has {', '.join(names) or 'none'}")
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing stays open."""
+
+    def requests(self) -> Iterator[BatchRequest]:
+        """All requests, from the first.
+
+        Raises:
+            InputError: the directory failed.
+        """
+        seen: set[str] = set()
+        try:
+            for number, (name, question) in enumerate(self._questions(), start=1):
+                yield self._request(number, name, question, seen)
+        except OSError as error:
+            raise InputError(f"cannot read the input {self.path}: {error}") from error
+
+    def _questions(self) -> Iterator[tuple[Any, Any]]:
+        """The name of each image, and its question."""
+        if self._table is None:
+            files = (file for file in self.path.rglob("*") if file.suffix.lower() in _IMAGES and file.is_file())
+            for name in sorted(file.relative_to(self.path).as_posix() for file in files):
+                yield name, self._question
+            return
+        rows = _lines_of_csv(self._table) if self._table.suffix == ".csv" else _lines_of_json(self._table)
+        for row in rows:
+            yield (row.get(_FILE), row.get(self._column)) if isinstance(row, dict) else (None, None)
+
+    def _request(self, number: int, name: Any, question: Any, seen: set[str]) -> BatchRequest:
+        if not isinstance(name, str) or not name:
+            return BatchRequest(number, None, wrong=f"{_FILE} must be the name of an image, got {name!r:.100}")
+        if name in seen:
+            return BatchRequest(number, None, wrong=f"{_FILE} {name!r:.100} is that of an earlier row")
+        seen.add(name)
+        if not isinstance(question, str) or not question:
+            return BatchRequest(number, name, wrong=f"{self._column} must be text, got {question!r:.100}")
+        file = (self._root / name).resolve()
+        if not file.is_relative_to(self._root) or not file.is_file():
+            return BatchRequest(number, name, wrong=f"there is no image {name!r:.100} in the directory")
+        try:
+            data = file.read_bytes()
+        except OSError as error:
+            return BatchRequest(number, name, wrong=f"the image {name!r:.100} cannot be read: {error.strerror}")
+        url = "data:application/octet-stream;base64," + base64.b64encode(data).decode()
+        content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": question}]
+        body = {"model": self._model, **self._fields, "messages": [{"role": "user", "content": content}]}
+        return BatchRequest(number, name, "/v1/chat/completions", json.dumps(body).encode())
+
+
+def _lines_of_csv(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            yield from csv.DictReader(file)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not CSV in UTF-8: {error}") from error
+
+
+def _lines_of_json(path: Path) -> Iterator[Any]:
+    """What each line has that is not empty; None of one that is not JSON."""
+    with path.open("rb") as file:
+        for line in filter(None, map(bytes.strip, file)):
+            try:
+                yield json.loads(line)
+            except (ValueError, RecursionError):
+                yield None

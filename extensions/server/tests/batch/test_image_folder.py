@@ -1,0 +1,112 @@
+"""Directories of images as requests: one question for all, or those of a table; and what is wrong with them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corellm.errors import ConfigError
+from corellm_server.batch.image_folder import ImageFolder
+from corellm_server.batch.input_file import BatchRequest
+from corellm_server.batch.inputs import InputOptions
+from corellm_server.batch.opening import open_input
+from corellm_server.options import ServerConfig
+from tests.fixtures import random_image
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Three of them, one in a folder within, and a file that is none."""
+    folder = tmp_path / "images"
+    (folder / "more").mkdir(parents=True)
+    for seed, name in enumerate(("b.png", "a.JPG", "more/c.webp")):
+        random_image(20, 10, seed).save(folder / name)
+    (folder / "notes.txt").write_text("no image")
+    return folder
+
+
+def requests(folder: Path, question: str | None = None, column: str = "question", **fields: Any) -> list[BatchRequest]:
+    with ImageFolder(str(folder), "m", question, column, fields) as opened:
+        first = list(opened.requests())
+        assert list(opened.requests()) == first  # as often as wanted
+    return first
+
+
+def asked(request: BatchRequest) -> tuple[bytes, str]:
+    """The image and the question of a request."""
+    (message,) = json.loads(request.body)["messages"]
+    image, text = message["content"]
+    return base64.b64decode(image["image_url"]["url"].partition(",")[2]), text["text"]
+
+
+def test_one_question_for_all_images(images: Path) -> None:
+    """In the order of their names, those within included; further fields are in each request."""
+    found = requests(images, "what?", temperature=0)
+    assert [request.custom_id for request in found] == ["a.JPG", "b.png", "more/c.webp"]
+    assert [asked(request) for request in found] == [((images / str(r.custom_id)).read_bytes(), "what?") for r in found]
+    body = json.loads(found[0].body)
+    assert (body["model"], body["temperature"], found[0].url) == ("m", 0, "/v1/chat/completions")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_questions_of_a_table(images: Path, kind: str) -> None:
+    """In the order of its rows."""
+    rows = [("more/c.webp", "what, then?"), ("b.png", 'is it "b"?')]
+    table = images / f"metadata.{kind}"
+    if kind == "jsonl":
+        table.write_text("\n".join(json.dumps({"file_name": name, "asked": text}) for name, text in rows) + "\n\n")
+    else:
+        quoted = (f'{name},"{text.replace(chr(34), 2 * chr(34))}"\n' for name, text in rows)
+        table.write_text("file_name,asked\n" + "".join(quoted), encoding="utf-8-sig")
+    found = requests(images, column="asked")
+    assert [request.custom_id for request in found] == [name for name, _ in rows]
+    assert [asked(request)[1] for request in found] == [text for _, text in rows]
+
+
+def test_rows_that_are_no_requests_say_why(images: Path) -> None:
+    """Nothing outside of the directory is read."""
+    (images.parent / "secret.png").write_bytes(b"secret")
+    (images / "link.png").symlink_to(images.parent / "secret.png")
+    names = ["b.png", "b.png", "../secret.png", "link.png", "none.png", "", 3]
+    lines = [json.dumps({"file_name": name, "question": "what?"}) for name in names]
+    lines += ['{"file_name": "a.JPG"}', "[1]", "{"]
+    (images / "metadata.jsonl").write_text("\n".join(lines))
+    told = [request.wrong for request in requests(images)]
+    assert told == [
+        None,
+        "file_name 'b.png' is that of an earlier row",
+        *(f"there is no image {name!r} in the directory" for name in names[2:5]),
+        "file_name must be the name of an image, got ''",
+        "file_name must be the name of an image, got 3",
+        "question must be text, got None",
+        "file_name must be the name of an image, got None",
+        "file_name must be the name of an image, got None",
+    ]
+
+
+def test_directories_and_options_that_do_not_fit(images: Path) -> None:
+    """Before anything is loaded."""
+    with pytest.raises(ConfigError, match=r"has neither metadata\.jsonl nor metadata\.csv: give one --question"):
+        requests(images)
+    (images / "metadata.csv").write_text("file_name,text\nb.png,what?\n")
+    with pytest.raises(ConfigError, match="no column 'question'; it has file_name, text"):
+        requests(images)
+    (images / "metadata.jsonl").write_text("")
+    with pytest.raises(ConfigError, match="has both"):
+        requests(images)
+    file, config = images.parent / "requests.jsonl", ServerConfig()
+    file.write_text("")
+    with pytest.raises(ConfigError, match=r"is a file of requests, .* leave out"):
+        open_input(str(file), InputOptions(question="what?"), config, {"model": "m"})
+    with open_input(str(images), InputOptions(question="what?"), config, {"model": "m"}) as opened:
+        assert isinstance(opened, ImageFolder)
+
+
+@pytest.mark.parametrize("wrong", [{"question": ""}, {"request_fields": "[1]"}, {"request_fields": "{"}])
+def test_wrong_options_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        InputOptions(**wrong)
