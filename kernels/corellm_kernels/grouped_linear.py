@@ -2,13 +2,15 @@
 
 A group of an output has a scale and a zero: its weights are `scale * (integer - zero)`. Both are in 32 bits: a float's
 first 24, so that scales of 16 bits are exact, and a zero in 8, for weights of 4 bits in eighths. Every weight then is
-exact in float32. Knows neither how weights are rounded nor how files have them.
+exact in float32. Where that is too coarse, a group has a scale and a minimum of 32 bits each, and its weights are
+`scale * integer - minimum`. Knows neither how weights are rounded nor how files have them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +18,7 @@ from torch.nn import functional
 
 from corellm.plain_linears import without_values
 
-GROUPS = (32, 64, 128)
+GROUPS = (16, 32, 64, 128)
 """Inputs that share a scale: as many as the kernels know."""
 ZEROS_PER_INTEGER = {4: 8, 8: 1}
 """By bits: how fine zeros are."""
@@ -37,11 +39,12 @@ class GroupedWeight:
 
     Attributes:
         integers: uint8 `[n, k]`, below 2 ** bits.
-        scales: float32 `[n, groups]`, of `rounded_scales`.
-        zeros: float32 `[n, groups]`; below 256 / ZEROS_PER_INTEGER[bits], in as fine steps.
+        scales: float32 `[n, groups]`, of `rounded_scales`, or any with minima.
+        zeros: float32 `[n, groups]`; below 256 / ZEROS_PER_INTEGER[bits], in as fine steps, or any with minima.
         group: inputs in a group; the last one may have fewer.
         bits: of an integer, 4 or 8.
         order: int64 `[k]`, which input each column is for; None if they are in order.
+        minima: whether zeros are minima, which are subtracted after the scale.
     """
 
     integers: Tensor
@@ -50,6 +53,7 @@ class GroupedWeight:
     group: int
     bits: int
     order: Tensor | None = None
+    minima: bool = False
 
     def __post_init__(self) -> None:
         n, k = self.integers.shape
@@ -58,7 +62,9 @@ class GroupedWeight:
 
     @property
     def factors(self) -> Tensor:
-        """Scales and zeros together, int32 `[n, groups]`."""
+        """Scales and zeros together, int32 `[n, groups]`, or `[n, groups, 2]` with minima."""
+        if self.minima:
+            return torch.stack([self.scales, self.zeros], 2).view(torch.int32)
         zeros = (self.zeros * ZEROS_PER_INTEGER[self.bits]).to(torch.int32)
         return self.scales.contiguous().view(torch.int32) | zeros
 
@@ -66,8 +72,27 @@ class GroupedWeight:
         """Return the weight in float32, exactly, its columns in the order of the inputs."""
         n, k = self.integers.shape
         whole = functional.pad(self.integers, (0, -k % self.group)).view(n, -1, self.group)
-        weight = (self.scales[:, :, None] * (whole - self.zeros[:, :, None])).view(n, -1)[:, :k]
+        scales, zeros = self.scales[:, :, None], self.zeros[:, :, None]
+        weight = (scales * whole - zeros if self.minima else scales * (whole - zeros)).view(n, -1)[:, :k]
         return weight if self.order is None else weight[:, self.order.argsort()]
+
+
+@dataclass(frozen=True)
+class EncodedWeight:
+    """A weight as a file has it, whose rows become integers in groups whenever they are used.
+
+    Attributes:
+        blocks: uint8 `[rows, bytes]`, one below another.
+        decode: makes a weight of some rows.
+    """
+
+    blocks: Sequence[Tensor]
+    decode: Callable[[Tensor], GroupedWeight]
+
+    @property
+    def n(self) -> int:
+        """Number of rows."""
+        return sum(map(len, self.blocks))
 
 
 class GroupedLinear(nn.Module):
@@ -84,32 +109,61 @@ class GroupedLinear(nn.Module):
     order: Tensor | None
     bias: Tensor | None
 
-    def __init__(self, weight: GroupedWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
+    def __init__(self, weight: GroupedWeight | EncodedWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
         super().__init__()
-        (self.out_features, self.in_features), self.group, self.bits = weight.integers.shape, weight.group, weight.bits
+        self.decode, self._num_blocks = None, 0
+        if isinstance(weight, EncodedWeight):
+            self.decode, self._num_blocks, self.out_features = weight.decode, len(weight.blocks), weight.n
+            for index, blocks in enumerate(weight.blocks):
+                self.register_buffer(f"blocks_{index}", blocks)
+            weight = weight.decode(weight.blocks[0][:1])
+        else:
+            self.out_features = len(weight.integers)
+        self.in_features, self.group, self.bits = weight.integers.shape[1], weight.group, weight.bits
+        self.minima = weight.minima
         self.weight = without_values(weight.scales.to(dtype))
-        integers = weight.integers
-        if self.bits == 4:
-            integers = functional.pad(integers, (0, integers.shape[1] % 2))
-            integers = integers[:, ::2] | integers[:, 1::2] << 4
-        self.register_buffer("integers", integers)
-        self.register_buffer("factors", weight.factors)
+        if self.decode is None:
+            integers = weight.integers
+            if self.bits == 4:
+                integers = functional.pad(integers, (0, integers.shape[1] % 2))
+                integers = integers[:, ::2] | integers[:, 1::2] << 4
+            self.register_buffer("integers", integers)
+            self.register_buffer("factors", weight.factors)
         self.register_buffer("order", weight.order)
         self.register_buffer("bias", None if bias is None else bias.detach())
         self.eval()
 
+    @property
+    def blocks(self) -> list[Tensor]:
+        """The rows of an encoded weight."""
+        return [getattr(self, f"blocks_{index}") for index in range(self._num_blocks)]
+
     def grouped_weight(self, rows: slice = slice(None)) -> GroupedWeight:
         """Return the weight, or some rows of it, an integer in each byte."""
+        if self.decode is not None:
+            first, end, _ = rows.indices(self.out_features)
+            return self.decode(rows_of(self.blocks, first, end))
         integers, factors = self.integers[rows], self.factors[rows]
         if self.bits == 4:
             integers = torch.stack([integers & 15, integers >> 4], dim=2).flatten(1)[:, : self.in_features]
-        zeros = (factors & ~_SCALE).float() / ZEROS_PER_INTEGER[self.bits]
-        scales = (factors & _SCALE).view(torch.float32)
-        return GroupedWeight(integers, scales, zeros, self.group, self.bits, self.order)
+        if self.minima:
+            scales, zeros = factors.view(torch.float32).unbind(2)
+        else:
+            zeros = (factors & ~_SCALE).float() / ZEROS_PER_INTEGER[self.bits]
+            scales = (factors & _SCALE).view(torch.float32)
+        return GroupedWeight(integers, scales, zeros, self.group, self.bits, self.order, self.minima)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `[..., out_features]` for `[..., in_features]`."""
         return functional.linear(x, self.grouped_weight().widened().to(x.dtype), self.bias)
+
+
+def rows_of(weights: Sequence[Tensor], first: int, end: int) -> Tensor:
+    """Return rows of weights one below another; those that lie apart are copied."""
+    starts = [0, *accumulate(map(len, weights))]
+    spans = [(max(0, first - start), end - start) for start in starts[:-1]]
+    pieces = [weight[a:b] for weight, (a, b) in zip(weights, spans, strict=True) if a < min(b, len(weight))]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 @dataclass(frozen=True)
@@ -132,15 +186,22 @@ class ToGroups:
 
 def joined_groups(layers: Sequence[GroupedLinear]) -> GroupedLinear | None:
     """Return one layer with the outputs of several side by side; None if their groups, inputs or biases differ."""
-    first, weights = layers[0], [layer.grouped_weight() for layer in layers]
+    first = layers[0]
     biases = [layer.bias for layer in layers if layer.bias is not None]
-    kinds = {(layer.in_features, layer.group, layer.bits, layer.weight.dtype) for layer in layers}
+    kinds = {
+        (layer.in_features, layer.group, layer.bits, layer.minima, layer.weight.dtype, layer.decode) for layer in layers
+    }
     if len(kinds) > 1 or len(biases) not in (0, len(layers)) or not all(_same_order(first, layer) for layer in layers):
         return None
-    integers, scales, zeros = (
-        torch.cat([getattr(weight, name) for weight in weights]) for name in ("integers", "scales", "zeros")
-    )
-    whole = GroupedWeight(integers, scales, zeros, first.group, first.bits, first.order)
+    whole: GroupedWeight | EncodedWeight
+    if first.decode is not None:
+        whole = EncodedWeight([blocks for layer in layers for blocks in layer.blocks], first.decode)
+    else:
+        weights = [layer.grouped_weight() for layer in layers]
+        integers, scales, zeros = (
+            torch.cat([getattr(weight, name) for weight in weights]) for name in ("integers", "scales", "zeros")
+        )
+        whole = GroupedWeight(integers, scales, zeros, first.group, first.bits, first.order, first.minima)
     return GroupedLinear(whole, torch.cat(biases) if biases else None, first.weight.dtype)
 
 

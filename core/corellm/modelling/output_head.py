@@ -40,8 +40,10 @@ def logits_function(model: Any) -> LogitsFunction:
         return logits
 
     try:
-        weight: Tensor = model.get_output_embeddings().weight
-        hidden = 8 * torch.randn(3, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight)
+        layer = model.get_output_embeddings()
+        weight: Tensor = layer.weight
+        width = getattr(layer, "in_features", None) or weight.shape[1]  # the weight of a rounded layer is empty
+        hidden = 8 * torch.randn(3, width, generator=torch.Generator().manual_seed(0)).to(weight)
         return alone if torch.equal(alone(model, hidden), whole(model, hidden)) else whole
     except Exception as error:
         raise CheckpointError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate
 from typing import NamedTuple, TypeGuard
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from corellm_kernels.cpu.arguments import PackArguments, PackGroupsArguments
 from corellm_kernels.cpu.huge_pages import HugePages
 from corellm_kernels.cpu.library import launch, pointer
-from corellm_kernels.grouped_linear import GroupedLinear, GroupedWeight, ToGroups
+from corellm_kernels.grouped_linear import GroupedLinear, GroupedWeight, ToGroups, rows_of
 from corellm_kernels.int8_linear import Int8Linear
 
 PANEL = 16
@@ -36,19 +35,22 @@ class Format(NamedTuple):
     """Bits of a rounded weight; None if it is not rounded."""
     group: int = 0
     """Inputs that share a scale and a zero; 0 if the weight is in no groups."""
+    minima: bool = False
+    """Whether groups have minima instead of zeros."""
 
     @property
     def types(self) -> tuple[torch.dtype | str, ...]:
         """Types of the kernel that multiplies the weight."""
         if self.group:
-            return self.dtype, f"int{self.bits}_groups"
+            return self.dtype, _groups_type(self.bits, self.minima)
         return (self.dtype, torch.int8) if self.bits else (self.dtype,)
 
     def size(self, n: int, k: int) -> tuple[int, torch.dtype]:
         """Return how many numbers a packed weight has, and their type."""
         panels = -(-n // PANEL)
         if self.bits and self.group:
-            return panels * -(-k // self.group) * (_LINE + self.group * self.bits * PANEL // 8), torch.uint8
+            header = (1 + self.minima) * _LINE
+            return panels * -(-k // self.group) * (header + self.group * self.bits * PANEL // 8), torch.uint8
         dtype = torch.int8 if self.bits else self.dtype
         group = 1 if dtype == torch.float32 else 2
         return panels * PANEL * -(-k // group) * group, dtype
@@ -85,7 +87,7 @@ def is_known(rounding: object) -> TypeGuard[Rounding | None]:
 def unpacked(weights: Sequence[Tensor], rounding: Rounding | None = None) -> Unpacked:
     """Return weights `[rows, k]` of one type, one below another, as one to be packed."""
     n, k, dtype = sum(map(len, weights)), weights[0].shape[1], weights[0].dtype
-    rows = partial(_rows_of, weights)
+    rows = partial(rows_of, weights)
     if isinstance(rounding, ToGroups):
         to_groups = rounding
         return Unpacked(
@@ -96,7 +98,7 @@ def unpacked(weights: Sequence[Tensor], rounding: Rounding | None = None) -> Unp
 
 def unpacked_groups(linear: GroupedLinear) -> Unpacked:
     """Return a layer's weight in groups as one to be packed, its columns in their own order."""
-    form = Format(linear.weight.dtype, linear.bits, linear.group)
+    form = Format(linear.weight.dtype, linear.bits, linear.group, linear.minima)
     return Unpacked(
         linear.out_features, linear.in_features, form, lambda first, end: linear.grouped_weight(slice(first, end))
     )
@@ -132,12 +134,8 @@ def _pack_rows(rows: Tensor, form: Format, to: Tensor, scale: Tensor | None) -> 
 def _pack_groups(rows: GroupedWeight, to: Tensor) -> None:
     integers, factors = rows.integers.contiguous(), rows.factors.contiguous()
     given = PackGroupsArguments(integers.data_ptr(), factors.data_ptr(), to.data_ptr(), *integers.shape, rows.group)
-    launch("pack", (f"int{rows.bits}_groups",), given, integers, factors, to)
+    launch("pack", (_groups_type(rows.bits, rows.minima),), given, integers, factors, to)
 
 
-def _rows_of(weights: Sequence[Tensor], first: int, end: int) -> Tensor:
-    """Return rows of weights one below another; those that lie apart are copied."""
-    starts = [0, *accumulate(map(len, weights))]
-    spans = [(max(0, first - start), end - start) for start in starts[:-1]]
-    pieces = [weight[a:b] for weight, (a, b) in zip(weights, spans, strict=True) if a < min(b, len(weight))]
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+def _groups_type(bits: int | None, minima: bool) -> str:
+    return f"int{bits}_minima" if minima else f"int{bits}_groups"

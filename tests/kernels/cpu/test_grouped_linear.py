@@ -10,7 +10,15 @@ from torch import Tensor, nn
 
 from corellm_kernels.cpu.linear import PackedLinear, add_product, joined, pack_linears
 from corellm_kernels.fusion.layer_swap import concatenated
-from corellm_kernels.grouped_linear import GROUPS, GroupedLinear, GroupedWeight, ToGroups, rounded_scales
+from corellm_kernels.grouped_linear import (
+    GROUPS,
+    EncodedWeight,
+    GroupedLinear,
+    GroupedWeight,
+    ToGroups,
+    joined_groups,
+    rounded_scales,
+)
 from tests.kernels.cpu.test_linear import (
     DTYPES,
     assert_rows_are_alone,
@@ -20,22 +28,26 @@ from tests.kernels.cpu.test_linear import (
 )
 
 BITS = (4, 8)
-KINDS = [(dtype, bits) for dtype in DTYPES for bits in BITS]
+KINDS = [(dtype, bits, minima) for dtype in DTYPES for bits in BITS for minima in (False, True)]
 
 
 def grouped(
-    n: int, k: int, dtype: torch.dtype, *, bits: int = 4, group: int = 64, bias: bool = True, ordered: bool = True
-) -> GroupedLinear:
-    """A layer of random integers, scales and zeros."""
+    n: int, k: int, dtype: torch.dtype, *, bits: int = 4, minima: bool = False, group: int = 64, bias: bool = True,
+    ordered: bool = True,
+) -> GroupedLinear:  # fmt: skip
+    """A layer of random integers, scales, and zeros or minima."""
     generator = torch.Generator().manual_seed(n * 1000 + k)
     integers = torch.randint(2**bits, (n, k), generator=generator, dtype=torch.uint8)
     shape = (n, -(-k // group))
-    scales = rounded_scales(torch.randn(shape, generator=generator) * 2.0**-bits)
-    steps = torch.randint(256, shape, generator=generator)
-    zeros = steps / 8 if bits == 4 else steps.float()
+    scales = torch.randn(shape, generator=generator) * 2.0**-bits
+    if minima:
+        zeros = torch.randn(shape, generator=generator)
+    else:
+        scales, steps = rounded_scales(scales), torch.randint(256, shape, generator=generator)
+        zeros = steps / 8 if bits == 4 else steps.float()
     order = None if ordered else torch.randperm(k, generator=generator)
     given_bias = torch.randn(n, generator=generator).to(dtype) if bias else None
-    return GroupedLinear(GroupedWeight(integers, scales, zeros, group, bits, order), given_bias, dtype)
+    return GroupedLinear(GroupedWeight(integers, scales, zeros, group, bits, order, minima), given_bias, dtype)
 
 
 def assert_exact(ours: Tensor, x: Tensor, linear: GroupedLinear, residual: Tensor | None = None) -> None:
@@ -44,6 +56,8 @@ def assert_exact(ours: Tensor, x: Tensor, linear: GroupedLinear, residual: Tenso
     step = inputs.abs().amax(1, keepdim=True) / (2**15 - 1)
     largest = linear.grouped_weight()
     spread = largest.scales.abs().amax(1) * 256  # an integer and a zero are summed apart
+    if linear.minima:
+        spread += largest.zeros.abs().amax(1)
     terms = [inputs @ weight.T, step / 2 * weight.abs().sum(1) + 16 * 2.0**-24 * inputs.abs().sum(1)[:, None] * spread]
     for added in (linear.bias, residual):
         if added is not None:
@@ -52,7 +66,7 @@ def assert_exact(ours: Tensor, x: Tensor, linear: GroupedLinear, residual: Tenso
     assert ((ours.double() - exact).abs() <= error + 1.01 * DTYPES[ours.dtype] * exact.abs()).all()
 
 
-@pytest.mark.parametrize(("dtype", "bits"), KINDS)
+@pytest.mark.parametrize(("dtype", "bits", "minima"), KINDS)
 @settings(max_examples=40, deadline=None)
 @given(
     m=st.integers(1, 45), n=st.integers(1, 150), k=st.integers(1, 600), group=st.sampled_from(GROUPS),
@@ -62,16 +76,18 @@ def assert_exact(ours: Tensor, x: Tensor, linear: GroupedLinear, residual: Tenso
 @example(m=37, n=129, k=257, group=128, bias=True, ordered=False)
 @example(m=70, n=37, k=9000, group=64, bias=True, ordered=True)  # more rows than stay in the second cache
 def test_it_equals_the_exact_product(
-    dtype: torch.dtype, bits: int, m: int, n: int, k: int, group: int, bias: bool, ordered: bool
+    dtype: torch.dtype, bits: int, minima: bool, m: int, n: int, k: int, group: int, bias: bool, ordered: bool
 ) -> None:
-    linear, x = grouped(n, k, dtype, bits=bits, group=group, bias=bias, ordered=ordered), rows(m, k, dtype)
+    linear = grouped(n, k, dtype, bits=bits, minima=minima, group=group, bias=bias, ordered=ordered)
+    x = rows(m, k, dtype)
     assert_exact(PackedLinear(linear)(x), x, linear)
 
 
+@pytest.mark.parametrize("minima", [False, True])
 @pytest.mark.parametrize("bits", BITS)
-def test_the_layer_in_torch_is_the_same_weight(bits: int) -> None:
+def test_the_layer_in_torch_is_the_same_weight(bits: int, minima: bool) -> None:
     for k in (1, 37, 128):
-        linear = grouped(40, k, torch.float32, bits=bits, group=32, ordered=False)
+        linear = grouped(40, k, torch.float32, bits=bits, minima=minima, group=32, ordered=False)
         wide = nn.functional.linear(torch.eye(k), linear.grouped_weight().widened(), linear.bias)
         assert torch.equal(linear(torch.eye(k)), wide)
         assert_exact(linear(torch.eye(k)), torch.eye(k), linear)
@@ -87,24 +103,25 @@ def test_scales_of_16_bits_are_exact_and_others_nearly() -> None:
     assert rounded_scales(torch.tensor([torch.nan])).isnan().all()
 
 
-@pytest.mark.parametrize(("dtype", "bits"), KINDS)
-@pytest.mark.parametrize(("n", "k", "group"), [(64, 700, 32), (100, 33, 64), (37, 3000, 128)])
+@pytest.mark.parametrize(("dtype", "bits", "minima"), KINDS)
+@pytest.mark.parametrize(("n", "k", "group"), [(64, 700, 32), (100, 33, 64), (37, 3000, 128), (40, 270, 16)])
 def test_a_row_is_the_same_bits_alone_and_among_others(
-    dtype: torch.dtype, bits: int, n: int, k: int, group: int
+    dtype: torch.dtype, bits: int, minima: bool, n: int, k: int, group: int
 ) -> None:
-    assert_rows_are_alone(PackedLinear(grouped(n, k, dtype, bits=bits, group=group)))
+    assert_rows_are_alone(PackedLinear(grouped(n, k, dtype, bits=bits, minima=minima, group=group)))
 
 
-@pytest.mark.parametrize(("dtype", "bits"), KINDS)
-def test_threads_change_nothing(dtype: torch.dtype, bits: int) -> None:
-    assert_threads_change_nothing(PackedLinear(grouped(333, 512, dtype, bits=bits)))
+@pytest.mark.parametrize(("dtype", "bits", "minima"), KINDS)
+def test_threads_change_nothing(dtype: torch.dtype, bits: int, minima: bool) -> None:
+    assert_threads_change_nothing(PackedLinear(grouped(333, 512, dtype, bits=bits, minima=minima)))
 
 
+@pytest.mark.parametrize("minima", [False, True])
 @pytest.mark.parametrize("bits", BITS)
-def test_largest_integers_do_not_overflow(bits: int) -> None:
+def test_largest_integers_do_not_overflow(bits: int, minima: bool) -> None:
     shape = (64, 512)
     integers = torch.full(shape, 2**bits - 1, dtype=torch.uint8)
-    weight = GroupedWeight(integers, torch.ones(64, 4), torch.zeros(64, 4), 128, bits)
+    weight = GroupedWeight(integers, torch.ones(64, 4), torch.zeros(64, 4), 128, bits, minima=minima)
     output = PackedLinear(GroupedLinear(weight, None, torch.float32))(torch.full((7, 512), -3.0))
     torch.testing.assert_close(output, torch.full((7, 64), -3.0 * 512 * (2**bits - 1)))
 
@@ -119,9 +136,10 @@ def test_inputs_that_are_no_numbers_stay_in_their_row(bad: float) -> None:
     assert torch.equal(output[[0, 1, 3, 4, 6]], alone[[0, 1, 3, 4, 6]])
 
 
-@pytest.mark.parametrize(("dtype", "bits"), KINDS)
-def test_products_are_added_to_a_residual_and_inputs_may_be_views(dtype: torch.dtype, bits: int) -> None:
-    linear, wide, residual = grouped(70, 90, dtype, bits=bits), rows(8, 180, dtype), rows(8, 70, dtype)
+@pytest.mark.parametrize(("dtype", "bits", "minima"), KINDS)
+def test_products_are_added_to_a_residual_and_inputs_may_be_views(dtype: torch.dtype, bits: int, minima: bool) -> None:
+    linear = grouped(70, 90, dtype, bits=bits, minima=minima)
+    wide, residual = rows(8, 180, dtype), rows(8, 70, dtype)
     total = residual.clone()
     add_product(total, wide[:, 90:], PackedLinear(linear))
     assert_exact(total, wide[:, 90:], linear, residual)
@@ -154,3 +172,39 @@ def test_layers_in_groups_are_packed() -> None:
     want = model[0](x).float()
     assert pack_linears(model) == {4: 1, None: 1}
     torch.testing.assert_close(model[0](x).float(), want, rtol=2e-2, atol=2e-2 * want.abs().max().item())
+
+
+def test_rows_of_an_encoded_weight_are_decoded_as_they_are_packed_joined_ones_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The result has the bits of whole weights', and no more rows were decoded than are packed at once."""
+    wholes = [grouped(n, 64, torch.float32, minima=True, group=32, bias=False) for n in (40, 7, 100)]
+    heights: list[int] = []
+
+    def decode(blocks: Tensor) -> GroupedWeight:
+        heights.append(len(blocks))
+        integers, scales, zeros = blocks[:, :64], blocks[:, 64:72].clone(), blocks[:, 72:].clone()
+        return GroupedWeight(integers, scales.view(torch.float32), zeros.view(torch.float32), 32, 4, minima=True)
+
+    def encoded(linear: GroupedLinear) -> GroupedLinear:
+        weight = linear.grouped_weight()
+        parts = [
+            weight.integers,
+            weight.scales.contiguous().view(torch.uint8),
+            weight.zeros.contiguous().view(torch.uint8),
+        ]
+        return GroupedLinear(EncodedWeight([torch.cat(parts, 1)], decode), None, torch.float32)
+
+    x = rows(3, 64, torch.float32)
+    layers = [encoded(whole) for whole in wholes]
+    assert torch.equal(layers[0](x), wholes[0](x))
+    whole = joined_groups(layers)
+    assert whole is not None
+    heights.clear()
+    monkeypatch.setattr("corellm_kernels.cpu.packing._WEIGHTS_AT_ONCE", 64 * 48)
+    packed = PackedLinear(whole)(x)
+    assert heights == [48, 48, 48, 3]
+    together = joined_groups(wholes)
+    assert together is not None
+    assert torch.equal(packed, PackedLinear(together)(x))
+    assert joined_groups([layers[0], wholes[1]]) is None

@@ -7,7 +7,8 @@
 //
 // Grouped weights are integers of 4 or 8 bits with a scale and a zero for each column and group of depths. Of a panel's
 // group, a line of scales and zeros comes first, then the integers in lines: a 16-bit lane has those of one column for
-// depths k, k + 2, ..., its neighbour those for k + 1, k + 3, ..., so that a shift and a mask make pairs of a line.
+// depths k, k + 2, ..., its neighbour those for k + 1, k + 3, ..., so that a shift and a mask make pairs of a line. Groups
+// with minima have two lines of floats instead: scales, and minima, which are subtracted after the scale.
 #pragma once
 
 #include <algorithm>
@@ -160,19 +161,28 @@ template <> struct Format<int8_t> {
 };
 
 // Bytes of weights in groups: integers of 4 or 8 bits, or, unpacked for many rows, of 16.
-template <int BITS> struct Grouped {
+template <int BITS, bool MINIMA = false> struct Grouped {
     uint8_t byte;
+};
+
+// What weights in groups are unpacked to.
+template <class W> struct UnpackedTo {
+    using Type = W;
+};
+template <int BITS, bool MINIMA> struct UnpackedTo<Grouped<BITS, MINIMA>> {
+    using Type = Grouped<16, MINIMA>;
 };
 
 // A group has as many depths as the caller says, a multiple of those of a line; x has a unit for each two of them, and one
 // for their sum.
-template <int BITS> struct Format<Grouped<BITS>> {
+template <int BITS, bool MINIMA> struct Format<Grouped<BITS, MINIMA>> {
     static constexpr int GROUP = 0, UNITS = 0;
-    static constexpr int64_t LINE = 64, DEPTHS = 32 / BITS, HEADER = BITS == 16 ? 2 * LINE : LINE;
+    static constexpr bool FLOATS = BITS == 16 || MINIMA;  // scales and zeros, a line of each
+    static constexpr int64_t LINE = 64, DEPTHS = 32 / BITS, HEADER = FLOATS ? 2 * LINE : LINE;
     static constexpr int PAIRS = 16 / BITS;  // of depths in a line
     using Row = uint32_t;
     using Sum = Floats;
-    using W = Grouped<BITS>;
+    using W = Grouped<BITS, MINIMA>;
 
     static constexpr int64_t bytes(int64_t group) { return HEADER + group / DEPTHS * LINE; }
 
@@ -189,9 +199,9 @@ template <int BITS> struct Format<Grouped<BITS>> {
         Floats scale, zero;
     };
 
-    // Of `LANES` columns: unpacked two floats, else the first 24 bits of one, and a zero in multiples of 1 or 1/8.
+    // Of `LANES` columns: two floats, or the first 24 bits of one, and a zero in multiples of 1 or 1/8.
     static inline Factors factors(const W* header) {
-        if constexpr (BITS == 16) return {load((const float*)header), load((const float*)(header + LINE))};
+        if constexpr (FLOATS) return {load((const float*)header), load((const float*)(header + LINE))};
         Words words;
         memcpy(&words, header, sizeof words);
         return {(Floats)(words & ~0xffu), floats((Ints)(words & 0xffu)) * (BITS == 4 ? .125f : 1.f)};
@@ -222,8 +232,14 @@ template <int BITS> struct Format<Grouped<BITS>> {
             Factors column = factors(panels[i / VECTORS] + i % VECTORS * 4 * LANES);
 #pragma GCC unroll 16
             for (int r = 0; r < ROWS; r++) {
-                Floats shifted = floats(products[r][i]) - column.zero * bits_of<float>(totals[r]);
-                sum[r][i] += column.scale * shifted;
+                if constexpr (MINIMA) {
+                    // one product in each: no choice of which one is fused with the sum
+                    sum[r][i] -= column.zero * bits_of<float>(totals[r]);
+                    sum[r][i] += column.scale * floats(products[r][i]);
+                } else {
+                    Floats shifted = floats(products[r][i]) - column.zero * bits_of<float>(totals[r]);
+                    sum[r][i] += column.scale * shifted;
+                }
             }
         }
     }
@@ -248,15 +264,15 @@ template <int BITS> struct Format<Grouped<BITS>> {
     template <class T> static float step(const T* x, int64_t k) { return Format<int8_t>::step(x, k, 0.f); }
 
     // Widen groups of a panel, for many rows, which otherwise would each do so.
-    static void unpack(const W* from, int64_t groups, int64_t group, Grouped<16>* to) {
-        using Wide = Format<Grouped<16>>;
+    static void unpack(const W* from, int64_t groups, int64_t group, Grouped<16, MINIMA>* to) {
+        using Wide = Format<Grouped<16, MINIMA>>;
         for (int64_t g = 0; g < groups; g++, from += bytes(group), to += Wide::bytes(group)) {
             for (int64_t i = 0; i < LINE; i += 4 * LANES) {
                 Factors columns = factors(from + i);
                 store((float*)(to + i), columns.scale);
                 store((float*)(to + LINE + i), columns.zero);
             }
-            Grouped<16>* line = to + Wide::HEADER;
+            Grouped<16, MINIMA>* line = to + Wide::HEADER;
             for (const W* packed = from + HEADER; packed < from + bytes(group); packed += LINE)
                 for (int pair = 0; pair < PAIRS; pair++, line += LINE)
                     for (int64_t i = 0; i < LINE; i += 4 * LANES) {
@@ -286,8 +302,8 @@ struct PackArgs {
 
 struct PackGroupsArgs {
     const uint8_t* integers;  // [n, k]
-    const uint32_t* factors;  // [n, groups]
-    void* packed;             // [panels, groups, a line of factors and lines of integers]
+    const uint32_t* factors;  // [n, groups], or [n, groups, 2] with minima
+    void* packed;             // [panels, groups, lines of factors and of integers]
     int64_t n, k, group;
 };
 
@@ -357,8 +373,9 @@ template <class T> static void run_rounded(const void* args, Team& team) {
 }
 
 // Packs integers that have a byte each.
-template <int BITS> static void run_grouped(const void* args, Team& team) {
-    using Packed = linear::Format<linear::Grouped<BITS>>;
+template <int BITS, bool MINIMA = false> static void run_grouped(const void* args, Team& team) {
+    using Packed = linear::Format<linear::Grouped<BITS, MINIMA>>;
+    constexpr int64_t FACTORS = Packed::HEADER / Packed::LINE;
     auto& a = *(const PackGroupsArgs*)args;
     int64_t groups = (a.k + a.group - 1) / a.group, panels = (a.n + PANEL - 1) / PANEL, size = Packed::bytes(a.group);
     for (int64_t piece = team.first(panels * groups); piece < team.last(panels * groups); piece++) {
@@ -367,7 +384,8 @@ template <int BITS> static void run_grouped(const void* args, Team& team) {
         int64_t panel = piece / groups, g = piece % groups, columns = std::min(PANEL, a.n - panel * PANEL);
         for (int64_t column = 0; column < columns; column++) {
             int64_t row = panel * PANEL + column;
-            memcpy(to + 4 * column, a.factors + row * groups + g, 4);
+            for (int64_t i = 0; i < FACTORS; i++)
+                memcpy(to + i * Packed::LINE + 4 * column, a.factors + (row * groups + g) * FACTORS + i, 4);
             const uint8_t* from = a.integers + row * a.k + g * a.group;
             uint8_t* lines = to + Packed::HEADER;
             for (int64_t k = 0; k < std::min(a.group, a.k - g * a.group); k++) {

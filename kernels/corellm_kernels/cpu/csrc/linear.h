@@ -192,13 +192,17 @@ static const float* unpacked(const bfloat16* panel, int64_t start, int64_t stop)
     return to;
 }
 
+template <class W> using Unpacked = typename UnpackedTo<W>::Type;
+
 // Widen groups of `count` panels, which lie `panel_size` apart.
-template <int BITS>
-static const Grouped<16>*
-unpacked(const Grouped<BITS>* weight, int64_t panel_size, int count, int64_t depth, int64_t group) {
-    int64_t size = depth * Format<Grouped<16>>::bytes(group);
-    auto* to = (Grouped<16>*)scratch<1>(count * size / (int64_t)sizeof(float));
-    for (int i = 0; i < count; i++) Format<Grouped<BITS>>::unpack(weight + i * panel_size, depth, group, to + i * size);
+template <int BITS, bool MINIMA>
+static const Unpacked<Grouped<BITS, MINIMA>>*
+unpacked(const Grouped<BITS, MINIMA>* weight, int64_t panel_size, int count, int64_t depth, int64_t group) {
+    using Wide = Unpacked<Grouped<BITS, MINIMA>>;
+    int64_t size = depth * Format<Wide>::bytes(group);
+    auto* to = (Wide*)scratch<1>(count * size / (int64_t)sizeof(float));
+    for (int i = 0; i < count; i++)
+        Format<Grouped<BITS, MINIMA>>::unpack(weight + i * panel_size, depth, group, to + i * size);
     return to;
 }
 
@@ -266,7 +270,7 @@ static void multiply_piece(const LinearArgs& a, const Blocks& blocks, int64_t be
         int64_t stop = std::min(groups.count, start + at_once), depth = stop - start;
         const W *from = weight + start * groups.weights, *next = weight + stop * groups.weights;
         [[maybe_unused]] const float* wide = nullptr;
-        [[maybe_unused]] const Grouped<16>* integers = nullptr;
+        [[maybe_unused]] const Unpacked<W>* integers = nullptr;
         if constexpr (WIDENS<W>)
             if (COUNT == 1 && count >= 3) wide = unpacked(weight, start, stop);
         if constexpr (GROUPED<W> && UNPACKS)
@@ -286,8 +290,8 @@ static void multiply_piece(const LinearArgs& a, const Blocks& blocks, int64_t be
                 }
             if constexpr (GROUPED<W> && UNPACKS)
                 if (integers) {
-                    int64_t size = depth * Format<Grouped<16>>::bytes(a.group);
-                    multiply_rows<Grouped<16>, COUNT, false>(rows, x, integers, size, depth, a.group, start > 0, to);
+                    int64_t size = depth * Format<Unpacked<W>>::bytes(a.group);
+                    multiply_rows<Unpacked<W>, COUNT, false>(rows, x, integers, size, depth, a.group, start > 0, to);
                     continue;
                 }
             if (blocks.count > 2)
