@@ -86,7 +86,9 @@ class ModelConfig:
     """Which model, in which precision."""
 
     model: str
-    """A local directory in the Hugging Face layout, a hub name, or a checkpoint a plugin ships (`demo`)."""
+    """A directory in the Hugging Face layout, a GGUF file, a hub name, or a checkpoint a plugin ships (`demo`)."""
+    mmproj: str | None = None
+    """GGUF file of the encoders of a model that is one; None for the one beside it, `none` for none."""
     revision: str | None = None
     """Branch, tag or commit of a hub model; used for every file."""
     adapter: str | None = None
@@ -156,6 +158,10 @@ class ModelConfig:
             object.__setattr__(self, "tokenizer", str(self.tokenizer))
         if self.tokenizer is not None and (not isinstance(self.tokenizer, str) or not self.tokenizer):
             raise ConfigError(f"tokenizer must be a directory or a hub name, got {self.tokenizer!r:.100}")
+        if isinstance(self.mmproj, PathLike):
+            object.__setattr__(self, "mmproj", str(self.mmproj))
+        if self.mmproj is not None and (not isinstance(self.mmproj, str) or not self.mmproj):
+            raise ConfigError(f"mmproj must be a file, got {self.mmproj!r:.100}")
         if isinstance(self.weight_cache, PathLike):
             object.__setattr__(self, "weight_cache", str(self.weight_cache))
         if self.weight_cache is not None and (not isinstance(self.weight_cache, str) or not self.weight_cache):

@@ -68,6 +68,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("page", PAGES)
 def test_page(page: str, tmp_path: Path, published: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every block of the page runs, and prints what the page shows."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     _follow(page, tmp_path, published, monkeypatch)
 
 

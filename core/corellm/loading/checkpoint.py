@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from corellm.config import ModelConfig
-from corellm.errors import CheckpointError, ConfigError, PluginNotFoundError
+from corellm.errors import CheckpointError, ConfigError, MissingExtraError, PluginNotFoundError
 from corellm.loading.missing_torchvision import way_out
 from corellm.loading.remote_code import no_questions
 from corellm.modelling.checkpoint_files import read_json
 from corellm.plugin.adapters import shipped_checkpoints
-from corellm.plugin.extensions import call_extensions
+from corellm.plugin.extensions import call_extensions, first_result
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +44,7 @@ def resolve_checkpoint(config: ModelConfig) -> Path:
 
     Raises:
         CheckpointError: there is none; says what was tried.
+        MissingExtraError: it is in a layout that no installed extension reads.
     """
     local = Path(os.path.expanduser(config.model))  # `Path.expanduser` raises for an unknown user
     if os.path.isfile(local / "config.json"):  # `Path.is_file` raises for names that are too long
@@ -51,6 +52,8 @@ def resolve_checkpoint(config: ModelConfig) -> Path:
     shipped = shipped_checkpoints()
     if config.model in shipped:  # also where a directory of that name holds something else
         return shipped[config.model]
+    if os.path.exists(local) and (made := _of_other_layout(local, config.mmproj)):
+        return made
     if os.path.isdir(local):
         raise CheckpointError(f"{config.model}: this directory has no config.json, so it is no model checkpoint")
     if os.path.exists(local):
@@ -63,6 +66,22 @@ def resolve_checkpoint(config: ModelConfig) -> Path:
         )
     weights = [] if config.load_format == "dummy" else _HUB_WEIGHTS
     return download(config.model, config.revision, _HUB_FILES + weights + _code(config), what="model")
+
+
+def _of_other_layout(path: Path, mmproj: str | None) -> Path | None:
+    """Return the directory that an extension makes of a checkpoint in another layout.
+
+    Raises:
+        MissingExtraError: no installed extension reads GGUF files.
+    """
+    found: Path | None = first_result(
+        "offer_checkpoint", lambda offer: isinstance(offer, Path), path=path, mmproj=mmproj
+    )
+    if found is None and (path.suffix == ".gguf" or any(path.glob("*.gguf"))):
+        raise MissingExtraError(
+            f"{path}: GGUF files need corellm-quantization; from a checkout: pip install ./extensions/quantization"
+        )
+    return found
 
 
 def resolve_tokenizer(config: ModelConfig, checkpoint: Path) -> Path:

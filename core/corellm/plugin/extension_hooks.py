@@ -250,6 +250,22 @@ def offer_prompt_key(context: ModelContext) -> PromptKey | None:
 
 
 @_hookspec
+def offer_checkpoint(path: Path, mmproj: str | None) -> Path | None:
+    """Offer a directory in the Hugging Face layout for a file or directory in another, before anything of it is read.
+
+    The first offer is taken. None for what is not the extension's. Weights may stay where they are: the configuration's
+    `quantization_config` then tells `offer_quantized_reading` of them.
+
+    Args:
+        path: the model that the user names: a file, or a directory without a `config.json`.
+        mmproj: the file of encoders that the user names, or `none`; None for what is found.
+
+    Raises:
+        CheckpointError: the files are the extension's, and are wrong.
+    """
+
+
+@_hookspec
 def offer_use(config: ModelConfig, path: Path, architectures: Sequence[str]) -> ModelUse | None:
     """Offer another use of a checkpoint than generating text, before a plugin is looked up for it.
 

@@ -1,6 +1,6 @@
 """Memory of mapped weight files that can be given back: its pages are as in the file, and come again when next used.
 
-All tensors of a safetensors file lie in one mapping, which stays in memory until the last of them is freed; packed and
+All tensors of a file lie in one mapping, which stays in memory until the last of them is freed; packed and
 joined weights are copies. Without Linux's /proc, nothing is given back.
 """
 
@@ -16,7 +16,7 @@ from typing import BinaryIO
 import numpy as np
 
 _PROC = Path("/proc/self")
-_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ...p .*\.safetensors$")
+_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ...p .*\.(?:safetensors|gguf)$")
 _ANY_MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ ")
 _WRITTEN = re.compile(r"(Anonymous|Swap): +[1-9]")
 """A line of smaps that a mapping has where some of its pages were written, and so are no longer the file's."""
@@ -27,7 +27,7 @@ _AT_ONCE = 1 << 20
 
 
 def release_mapped_weights() -> None:
-    """Give back the pages of private mappings of safetensors files of which this process has written none.
+    """Give back the pages of private mappings of safetensors and GGUF files of which this process has written none.
 
     The pages of these alone are looked at. Where the system does not show pages, as in some sandboxes, smaps tells the
     same, for which it walks through all that the process has.

@@ -8,12 +8,13 @@ from corellm.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from corellm.quantization import MakeQuantize
 
 
 class Quantization:
-    """Rounding of weights, and checkpoints whose weights are rounded."""
+    """Rounding of weights, checkpoints whose weights are rounded, and GGUF files."""
 
     @hookimpl
     def register_quantization(self, name: str) -> MakeQuantize | None:
@@ -25,8 +26,21 @@ class Quantization:
         return to_int4
 
     @hookimpl
+    def offer_checkpoint(self, path: Path, mmproj: str | None) -> Path | None:
+        """Return a directory for a GGUF file, or for a directory that has one."""
+        if path.suffix != ".gguf" and not any(path.glob("*.gguf")):
+            return None
+        from corellm_quantization.gguf.checkpoint import make_checkpoint
+
+        return make_checkpoint(path, mmproj)
+
+    @hookimpl
     def offer_quantized_reading(self, stated: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return what reads GPTQ, AWQ, compressed-tensors and bitsandbytes."""
+        """Return what reads GGUF, GPTQ, AWQ, compressed-tensors and bitsandbytes."""
+        if stated.get("quant_method") == "gguf":
+            from corellm_quantization.gguf.reading import METHOD as GGUF
+
+            return {**stated, "quant_method": GGUF}
         from corellm_quantization.published import published
 
         if published(stated) is None:

@@ -1,0 +1,1 @@
+"""GGUF files: text models, and the towers (mmproj) beside them."""
