@@ -14,7 +14,9 @@ import transformers
 from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
-ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2}
+ARCHITECTURES = {
+    "llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen2_vl_text": gguf.MODEL_ARCH.QWEN2VL,
+}  # fmt: skip
 _SCALES_AT = {Kind.Q2_K: (80, 82), Kind.Q3_K: (108,), Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,)}
 """Where a block has its factors, of types to which the package does not round."""
 _LARGEST_SCALE = {Kind.Q2_K: 15 * 3, Kind.Q3_K: 32 * 4, Kind.Q4_K: 63 * 15, Kind.Q5_K: 63 * 31, Kind.Q6_K: 128 * 32}
@@ -33,6 +35,11 @@ _TOWER = {
     "mlp.fc1": "ffn_up",
     "mlp.fc2": "ffn_down",
 }
+_QWEN2_VL_TOWER = {
+    "patch_embed.proj": "v.patch_embd", "blocks": "v.blk", "attn.qkv": "attn_qkv", "attn.proj": "attn_out",
+    "norm1": "ln1", "norm2": "ln2", "merger.ln_q": "v.post_ln", "merger.mlp": "mm", "mlp.fc1": "ffn_up",
+    "mlp.fc2": "ffn_down",
+}  # fmt: skip
 
 
 def stored(weight: Tensor, kind: Kind, seed: int = 0) -> tuple[np.ndarray[Any, Any], Tensor]:
@@ -64,8 +71,8 @@ def write_text(
         more: further values by key, which replace others; None leaves one out.
     """
     config = model.config.get_text_config()
-    name = config.model_type
-    arch = ARCHITECTURES[name]
+    arch = ARCHITECTURES[config.model_type]
+    name = gguf.MODEL_ARCH_NAMES[arch]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     values: dict[str, Any] = {
@@ -84,7 +91,7 @@ def write_text(
     for place, parameter in model.state_dict().items():
         alone = place.replace("language_model.", "")
         known = names.get_name(alone, (".weight", ".bias"))
-        if known is None or (alone == "lm_head.weight" and config.tie_word_embeddings):
+        if known is None or (alone == "lm_head.weight" and model.config.tie_word_embeddings):
             continue
         kind = kind_of(place) if parameter.dim() == 2 else Kind.F32
         raw, made[place] = stored(parameter, kind, len(made))
@@ -135,6 +142,40 @@ def write_tower(path: Path, llava: Any, images: Any, *, swapped: bool = False, *
             name = name.replace("ffn_up", "?").replace("ffn_down", "ffn_up").replace("?", "ffn_down")
         tensors[name] = parameter.float().numpy(), Kind.F32
     _write(path, "clip", values | more, tensors)
+
+
+def write_qwen2_vl(folder: Path, checkpoint: Path, kind: Kind) -> Any:
+    """Write a Qwen2-VL's two files, with the text model's matrices in a type; return the model of the same weights."""
+    model = transformers.Qwen2VLForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    images = json.loads((checkpoint / "preprocessor_config.json").read_text())
+    sections = {"qwen2vl.rope.dimension_sections": [*model.config.text_config.rope_parameters["mrope_section"], 0]}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    values = write_text(folder / "model.gguf", model, tokenizer, lambda name: kind, **sections)
+    model.load_state_dict(model.state_dict() | values)
+    config = model.config.vision_config
+    stated = {
+        "clip.has_vision_encoder": True, "clip.projector_type": "qwen2vl_merger", "clip.vision.image_size": 560,
+        "clip.vision.patch_size": config.patch_size, "clip.vision.embedding_length": config.embed_dim,
+        "clip.vision.feed_forward_length": config.hidden_size, "clip.vision.block_count": config.depth,
+        "clip.vision.attention.head_count": config.num_heads, "clip.vision.attention.layer_norm_epsilon": 1e-6,
+        "clip.vision.image_mean": images["image_mean"], "clip.vision.image_std": images["image_std"],
+        "clip.vision.image_min_pixels": images["size"]["shortest_edge"],
+        "clip.vision.image_max_pixels": images["size"]["longest_edge"],
+    }  # fmt: skip
+    tensors: dict[str, Tensor] = {}
+    for place, parameter in model.model.visual.state_dict().items():
+        name = place
+        for ours, theirs in _QWEN2_VL_TOWER.items():
+            name = name.replace(ours, theirs)
+        if "qkv" in name:
+            tensors |= {name.replace("qkv", part): rows for part, rows in zip("qkv", parameter.chunk(3), strict=True)}
+        elif name == "v.patch_embd.weight":
+            tensors |= {name: parameter[:, :, 0], f"{name}.1": parameter[:, :, 1]}
+        else:
+            tensors[name] = parameter
+    stored_tensors = {name: (values.float().numpy(), Kind.F32) for name, values in tensors.items()}
+    _write(folder / "mmproj.gguf", "clip", stated, stored_tensors)
+    return model
 
 
 def write_llava(folder: Path, checkpoint: Path | str, kind: Kind) -> Any:

@@ -20,7 +20,15 @@ from corellm.tiny_checkpoints import decoder_settings, randomize_weights, train_
 from corellm_quantization.gguf.blocks import FORMS, decoded
 from corellm_quantization.gguf.checkpoint import make_checkpoint
 from corellm_quantization.gguf.file import read_header
-from extensions.quantization.tests.gguf_files import stored, tokenizer_values, write_llava, write_text, write_tower
+from corellm_qwen_vl.tiny import make_tiny_checkpoint as make_qwen_vl
+from extensions.quantization.tests.gguf_files import (
+    stored,
+    tokenizer_values,
+    write_llava,
+    write_qwen2_vl,
+    write_text,
+    write_tower,
+)
 from tests.fixtures import random_image
 
 PARAMS = SamplingParams(temperature=0, max_tokens=6, logprobs=3, ignore_eos=True)
@@ -149,6 +157,24 @@ def test_a_tower_beside_the_file_sees_images(llava_files: tuple[Path, Any], tiny
         assert_same(llm.generate(request, PARAMS, use_tqdm=False)[0].outputs[0], wanted)
 
 
+def test_qwen2_vl_sees_images_and_reads_texts_alone(tmp_path: Path) -> None:
+    checkpoint = make_qwen_vl(tmp_path / "checkpoint")
+    model = write_qwen2_vl(tmp_path, checkpoint, Kind.Q8_0)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    images = transformers.Qwen2VLImageProcessorPil.from_pretrained(checkpoint)(IMAGE, return_tensors="pt")
+    prompt, pad = "<|vision_start|><|image_pad|><|vision_end|>What shape?", "<|image_pad|>"
+    num_tokens = int(images["image_grid_thw"].prod()) // 4
+    inputs = tokenizer(prompt.replace(pad, pad * num_tokens), return_tensors="pt")
+    is_image = (inputs["input_ids"] == tokenizer.convert_tokens_to_ids(pad)).int()
+    wanted = greedy(model, {**inputs, **images, "mm_token_type_ids": is_image})
+    with LLM(str(tmp_path), dtype="float32") as llm:
+        request = {"prompt": prompt, "multi_modal_data": {"image": IMAGE}}
+        assert_same(llm.generate(request, PARAMS, use_tqdm=False)[0].outputs[0], wanted)
+    wanted = greedy(model, tokenizer("What shape?", return_tensors="pt"))
+    with LLM(str(tmp_path), mmproj="none", dtype="float32") as llm:
+        assert_same(llm.generate("What shape?", PARAMS, use_tqdm=False)[0].outputs[0], wanted)
+
+
 def test_names_of_the_first_towers_and_a_vocabulary_without_a_token_for_images(
     llava_files: tuple[Path, Any], tiny_llava: Path, tmp_path: Path
 ) -> None:
@@ -176,7 +202,8 @@ def test_a_tower_of_another_model_or_kind_is_refused(llava_files: tuple[Path, An
     with pytest.raises(CheckpointError, match="embeddings have the width 64, the text model's 128"):
         make_checkpoint(tmp_path / "wide.gguf", str(folder / "mmproj-model.gguf"))
     for key, value, message in (
-        ("clip.projector_type", "qwen2vl_merger", "of the kind 'qwen2vl_merger' are not known"),
+        ("clip.projector_type", "resampler", "of the kind 'resampler' are not known; known: mlp, qwen2vl_merger"),
+        ("clip.projector_type", "qwen2vl_merger", "the tokenizer lacks <|vision_start|>, .*; this is no Qwen2-VL"),
         ("clip.vision.feature_layer", [1, 2], "outputs of chosen layers are not known"),
         ("clip.vision.patch_size", "14", "clip.vision.patch_size is '14', expected int"),
     ):

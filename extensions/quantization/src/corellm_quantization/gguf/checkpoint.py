@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 _NONE = "none"
 _TOWERS = "*mmproj*.gguf"
+_SAME_FOR_TEXTS = {"qwen2vl": "qwen2"}
+"""Architectures that transformers does not read, and those that compute the same without images."""
 
 
 def make_checkpoint(path: Path, mmproj: str | None) -> Path:
@@ -121,7 +123,7 @@ def _write(folder: Path, file: GgufFile, tower: GgufFile | None) -> None:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise CheckpointError(f"{file.path}: transformers cannot use this file: {reason}") from error
     if tower is not None:
-        config = add_tower(folder, config, tokenizer, tower)
+        config = add_tower(folder, config, tokenizer, file, tower)
     config.quantization_config = {
         "quant_method": "gguf", "model": str(file.path), "mmproj": None if tower is None else str(tower.path),
     }  # fmt: skip
@@ -134,10 +136,9 @@ def _write(folder: Path, file: GgufFile, tower: GgufFile | None) -> None:
 
 def _configuration(file: GgufFile) -> PreTrainedConfig:
     """Return the text model's configuration."""
-    from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    config = AutoConfig.from_pretrained(file.path.parent, gguf_file=file.path.name)
+    config = _as_transformers(file)
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise CheckpointError(f"{file.path} has no token_embd.weight: no model that generates text")
@@ -150,6 +151,18 @@ def _configuration(file: GgufFile) -> PreTrainedConfig:
     if (changed := rope_parameters(file, config)) is not None:
         config.rope_parameters = changed
     return config
+
+
+def _as_transformers(file: GgufFile) -> PreTrainedConfig:
+    """Return the configuration that transformers makes of the file, or of one that is the same for texts."""
+    from transformers import AutoConfig
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+    if (same := _SAME_FOR_TEXTS.get(file.architecture)) is None:
+        return AutoConfig.from_pretrained(file.path.parent, gguf_file=file.path.name)
+    places = {f"{file.architecture}.{key}": place for key, place in GGUF_CONFIG_MAPPING[same].items() if place}
+    stated = {place: file.stated[key] for key, place in places.items() if key in file.stated}
+    return AutoConfig.for_model(same, tie_word_embeddings="output.weight" not in file.tensors, **stated)
 
 
 def _dtype(file: GgufFile) -> str:

@@ -18,12 +18,15 @@ from corellm_quantization.gguf.file import GgufFile, StoredTensor
 
 _NOT_WEIGHTS = re.compile(r"rope_freqs\.weight$|.*\.rope_freqs\.weight$")
 """Tensors that say what the configuration says."""
-_TOWER = {
+_LLAVA = {
     "v.class_embd": "embeddings.class_embedding",
-    "v.patch_embd": "embeddings.patch_embedding",
-    "v.position_embd": "embeddings.position_embedding",
+    "v.patch_embd.weight": "embeddings.patch_embedding.weight",
+    "v.position_embd.weight": "embeddings.position_embedding.weight",
     "v.pre_ln": "pre_layrnorm",
     "v.post_ln": "post_layernorm",
+    "mm.0": "multi_modal_projector.linear_1",
+    "mm.2": "multi_modal_projector.linear_2",
+    "v.blk": "layers",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
@@ -32,10 +35,26 @@ _TOWER = {
     "ln2": "layer_norm2",
     "ffn_up": "mlp.fc1",
     "ffn_down": "mlp.fc2",
-    "mm.0": "multi_modal_projector.linear_1",
-    "mm.2": "multi_modal_projector.linear_2",
 }
-"""Of LLaVA: parts of names in files, and in transformers."""
+_QWEN2_VL = {
+    "v.patch_embd.weight": "patch_embed.proj.weight",
+    "v.patch_embd.weight.1": "patch_embed.proj.weight",
+    "v.post_ln": "merger.ln_q",
+    "mm.0": "merger.mlp.0",
+    "mm.2": "merger.mlp.2",
+    "v.blk": "blocks",
+    "attn_q": "attn.qkv",
+    "attn_k": "attn.qkv",
+    "attn_v": "attn.qkv",
+    "attn_qkv": "attn.qkv",
+    "attn_out": "attn.proj",
+    "ln1": "norm1",
+    "ln2": "norm2",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}
+_TOWERS: Mapping[str, Mapping[str, str]] = {"llava": _LLAVA, "qwen2_vl": _QWEN2_VL}
+"""By type of model: parts of names in files, and in transformers, in the order in which several become one."""
 _UNUSED = re.compile(r"vision_tower\..*post_layernorm\.")
 """Parameters of a tower that LLaVA does not use, and files leave out."""
 _BLOCK = re.compile(r"v\.blk\.(\d+)\.(\w+)$")
@@ -57,7 +76,7 @@ class Names(NamedTuple):
     """Where a model's parameters are in files."""
 
     sources: Mapping[str, list[Source]]
-    """By parameter: of several, transformers' processor makes one. Of none, it is unused."""
+    """By parameter: several become one, by transformers' processor or, of a tower, side by side; none are unused."""
     by_tensor: Mapping[str, str]
     """Parameters by the text model's tensors, as transformers' processor takes them."""
     text: GgufFile
@@ -124,42 +143,44 @@ class _Renamed:
         return iter(())
 
 
-def _tower_names(model: nn.Module, tower: GgufFile) -> Iterator[tuple[str, str]]:
-    """Yield names of tensors, and of parameters.
+def _tower_names(model: Any, tower: GgufFile) -> Iterator[tuple[str, str]]:
+    """Yield names of tensors, and of parameters outside the decoder; of a parameter's tensors, in their order.
 
     The first files have the names of a layer's two products the other way round: their shapes tell.
     """
-    known = {_tail(name): name for name in model.state_dict() if "vision_tower" in name or "projector" in name}
-    for name, stored in tower.tensors.items():
-        stem, _, last = name.rpartition(".")
-        if name == "v.class_embd":
-            stem, last = name, ""
-        found = _BLOCK.match(stem)
-        part = found[2] if found else stem
-        if part in ("ffn_up", "ffn_down") and _are_swapped(tower):
-            part = "ffn_down" if part == "ffn_up" else "ffn_up"
-        if part not in _TOWER or not stored.shape:
+    parts, decoder = _TOWERS[model.config.model_type], model.get_decoder()
+    path = next(name for name, module in model.named_modules() if module is decoder)
+    known = [name for name in model.state_dict() if not name.startswith(f"{path}.")]
+    order, found = list(parts), []
+    for name in tower.tensors:
+        part, tail = _place(name, parts, swapped=_are_swapped(tower))
+        places = [place for place in known if f".{place}".endswith(f".{tail}")] if part else []
+        if len(places) != 1:
             raise _without_place(tower, name)
-        tail = f"{_TOWER[part]}.{last}".removesuffix(".")
-        place = known.get(f"layers.{found[1]}.{tail}" if found else tail)
-        if place is None:
-            raise _without_place(tower, name)
+        found.append((order.index(part), name, places[0]))
+    for _, name, place in sorted(found):
         yield name, place
+
+
+def _place(name: str, parts: Mapping[str, str], *, swapped: bool) -> tuple[str, str]:
+    """Return which part of a tower a tensor is, and the end of the parameter's name; nothing for none."""
+    if name in parts:
+        return name, parts[name]
+    stem, _, last = name.rpartition(".")
+    if stem in parts:
+        return stem, f"{parts[stem]}.{last}"
+    block = _BLOCK.match(stem)
+    if block is None or block[2] not in parts:
+        return "", ""
+    other = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"} if swapped else {}
+    part = other.get(block[2], block[2])
+    return part, f"{parts['v.blk']}.{block[1]}.{parts[part]}.{last}"
 
 
 def _are_swapped(tower: GgufFile) -> bool:
     first = tower.tensors.get("v.blk.0.ffn_up.weight")
     width = tower.stated.get("clip.vision.embedding_length")
     return first is not None and len(first.shape) == 2 and first.shape[1] != width
-
-
-def _tail(name: str) -> str:
-    """Return the part of a parameter's name that its place in the model does not change."""
-    for start in (".layers.", ".embeddings.", ".pre_layrnorm.", ".post_layernorm.", ".multi_modal_projector."):
-        _, found, rest = f".{name}".partition(start)
-        if found:
-            return start[1:] + rest
-    return name
 
 
 def _without_place(file: GgufFile, name: str) -> CheckpointError:

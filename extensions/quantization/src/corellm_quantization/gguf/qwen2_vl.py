@@ -1,0 +1,68 @@
+"""Qwen2-VL's tower in a GGUF file: its configuration, and its processor."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from corellm.errors import CheckpointError
+from corellm_quantization.gguf.file import GgufFile
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+_TOKENS = {
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+}
+_MERGED, _FRAMES = 2, 2
+"""Side of a token in patches, and frames of a patch: of all published models."""
+_PIXELS = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 16384}
+"""Of an image, as published processors have them; files need not say."""
+
+
+def configure(
+    folder: Path, text: PreTrainedConfig, tokenizer: Any, model: GgufFile, file: GgufFile
+) -> PreTrainedConfig:
+    """See `tower.add_tower`."""
+    from transformers import Qwen2VLConfig
+
+    vocabulary = tokenizer.get_vocab()
+    if absent := [token for token in _TOKENS.values() if token not in vocabulary]:
+        raise CheckpointError(f"{model.path}: the tokenizer lacks {', '.join(absent)}; this is no Qwen2-VL")
+    width, patch = (file.value(f"clip.vision.{name}", int) for name in ("embedding_length", "patch_size"))
+    up = file.tensors.get("v.blk.0.ffn_up.weight")
+    if up is None or len(up.shape) != 2:
+        raise CheckpointError(f"{file.path} lacks v.blk.0.ffn_up.weight")
+    sections = [size for size in model.value("qwen2vl.rope.dimension_sections", list) if size]
+    values = text.to_dict()
+    for alone in ("architectures", "model_type", "quantization_config"):
+        values.pop(alone, None)
+    values["rope_parameters"] = {**values["rope_parameters"], "mrope_section": sections}
+    common = {
+        "patch_size": patch, "temporal_patch_size": _FRAMES, "merge_size": _MERGED,
+        "image_mean": file.value("clip.vision.image_mean", list),
+        "image_std": file.value("clip.vision.image_std", list),
+    }  # fmt: skip
+    sizes = {"shortest_edge": "image_min_pixels", "longest_edge": "image_max_pixels"}
+    size = {name: file.value(f"clip.vision.{key}", int, default=_PIXELS[name]) for name, key in sizes.items()}
+    for name, kind in (("preprocessor", "image"), ("video_preprocessor", "video")):
+        stated = common | {"size": size, f"{kind}_processor_type": f"Qwen2VL{kind.title()}Processor"}
+        stated |= {"processor_class": "Qwen2VLProcessor"}
+        (folder / f"{name}_config.json").write_text(json.dumps(stated))
+    return Qwen2VLConfig(
+        text_config=values,
+        vision_config={
+            "depth": file.value("clip.vision.block_count", int), "embed_dim": width, "hidden_size": text.hidden_size,
+            "num_heads": file.value("clip.vision.attention.head_count", int),
+            "mlp_ratio": max(up.shape) // width, "patch_size": patch, "spatial_merge_size": _MERGED,
+            "temporal_patch_size": _FRAMES,
+        },
+        **{name: vocabulary[token] for name, token in _TOKENS.items()},
+        tie_word_embeddings=text.tie_word_embeddings,
+        architectures=["Qwen2VLForConditionalGeneration"],
+        dtype=text.dtype,
+    )  # fmt: skip
