@@ -104,8 +104,12 @@ def main() -> int:
         folders = [Path(name, kind) for kind in ("demo", "random")]
         for folder in folders:
             folder.mkdir()
-        models = (Path("demo"), told_of_tools(folders[1] / "model"))
-        servers = [stack.enter_context(command(*one)) for one in zip(models, folders, strict=True)]
+        model = told_of_tools(folders[1] / "model")
+        servers = [
+            stack.enter_context(command(Path("demo"), folders[0])),
+            # random weights would begin to think, and never end
+            stack.enter_context(command(model, folders[1], reasoning_parser="none")),
+        ]
         of_demo, of_random = (str(server.http.base_url).rstrip("/") for server in servers)
         wants = [reference(servers[0].http, text_first=text_first) for text_first in (False, True)]
         print(f"{'plain HTTP':24}{', '.join(wants[0])}", flush=True)
