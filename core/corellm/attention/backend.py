@@ -42,7 +42,7 @@ class AttentionMetadata:
     at most the sequence's `seq_lens`; None where each sees those up to itself. A window cuts them from the front."""
     span_starts: Tensor | None = None
     """`[num_tokens]` int32: a token of its sequence up to each query, from which on no window cuts what the query sees:
-    the first of its span, or itself. None where windows cut all. Only with `visible_lens`."""
+    the first of its span, or itself. None where a window cuts all. Only with `visible_lens`."""
 
     def seen_by(self, queries: slice) -> tuple[Tensor | None, Tensor | None]:
         """Return `visible_lens` and `span_starts` of these queries."""

@@ -1,4 +1,4 @@
-"""Spans of a prompt whose tokens see each other: which layers of a loaded model heed them, and whether windows cut.
+"""Spans of a prompt whose tokens see each other: which layers of a loaded model heed them, and whether a window cuts.
 
 The adapter names spans, the model around the decoder states masks of an item's tokens; that both fit is found here.
 Knows transformers' arguments of token types; knows no model family. What spans are in steps: `worker.parts.spans`.
@@ -127,7 +127,7 @@ def probe_spans(
 
 
 def _cuts_spans(model: nn.Module, masks: Iterable[Tensor]) -> bool:
-    """Return whether a window cuts spans, given masks of windows of one token: behind those only spans are seen.
+    """Return whether a window cuts spans, given masks of a window of one token: behind it only spans are seen.
 
     Raises:
         CheckpointError: in some layers it does, in others not.

@@ -31,7 +31,7 @@ class Spans(StepPart):
         self._causal_layers, self._windows_cut = causal_layers, windows_cut
 
     def lay_out(self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> FlatBatch:
-        """Return the step with `visible_lens`, and where windows do not cut spans `span_starts`."""
+        """Return the step with `visible_lens`, and where no window cuts spans `span_starts`."""
         visible, starts = self._visible(chunks, states)
         if visible is None or starts is None:
             return batch
