@@ -11,7 +11,6 @@ import sys
 import sysconfig
 import venv
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distribution, distributions
 from pathlib import Path
@@ -32,13 +31,22 @@ def run(*command: str | Path, cwd: Path, status: int = 0) -> str:
     return done.stdout + done.stderr
 
 
+_BUILD = """
+import importlib, os, sys, tomllib
+out, *projects = sys.argv[1:]
+for project in projects:
+    os.chdir(project)
+    with open("pyproject.toml", "rb") as file:
+        backend = tomllib.load(file)["build-system"]["build-backend"]
+    importlib.import_module(backend).build_wheel(out)
+"""
+"""Calls each project's backend as pip does, all in one process: a process of its own takes longer than a wheel."""
+
+
 def build_wheels(out: Path, projects: Iterable[Path]) -> Wheels:
     """Build projects; `{distribution: wheel}`."""
     out.mkdir(exist_ok=True)
-    build = ("-m", "build", "--wheel", "--no-isolation", "--outdir", out)
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        for _ in pool.map(lambda project: run(sys.executable, *build, project, cwd=out), projects):
-            pass
+    run(sys.executable, "-c", _BUILD, out, *projects, cwd=out)
     return find_wheels(out)
 
 
