@@ -34,6 +34,7 @@ pytest_plugins = [
     "pytester",
     "tests.fixtures",
     "tests.processor_time",
+    "tests.warm_starts",
     "extensions.testing.tests.mutants.selection",
     "extensions.testing.tests.mutants.table",
 ]

@@ -21,6 +21,7 @@ from corellm.errors import MediaError, MediaTimeoutError
 from corellm.media.image import load_image
 from corellm.media.pool import MediaPool
 
+pytestmark = pytest.mark.fresh_starts
 LIMIT = 1_000_000
 SIDE = 2800
 SLACK = 12 * 2**20  # a band of rows and what allocators keep

@@ -47,6 +47,7 @@ from extensions.media.tests.videos import encode, moving, plain
 from tests.media import test_image
 from tests.media.odd_worker import FRAMES, LIES
 
+pytestmark = pytest.mark.fresh_starts
 LIMIT = test_image.LIMIT
 WORKER = "corellm_media.worker"
 PNG = test_image.FILES["PNG"]

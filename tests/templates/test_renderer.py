@@ -21,6 +21,7 @@ from corellm.children.child import Child
 from corellm.errors import ProcessingError, PromptError
 from corellm.templates.renderer import TemplateRenderer
 
+pytestmark = pytest.mark.fresh_starts
 LOOPS = "".join("{% for _ in range(99999) %}" for _ in range(9)) + "".join("{% endfor %}" for _ in range(9))
 DOUBLING = "{% set ns = namespace(x='0123456789') %}{% for _ in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"
 WRITING = "{% for _ in range(99999) %}{{ 'a' * 1000 }}{% endfor %}"

@@ -38,6 +38,7 @@ from extensions.media.tests.videos import (
     same_colour,
 )
 
+pytestmark = pytest.mark.fresh_starts
 X264 = "keyint=8:min-keyint=8:scenecut=0:bframes=3:"
 X265 = {"x265-params": "keyint=8:min-keyint=8:scenecut=0:bframes=3:log-level=none:pools=1:"}
 ALTREF = {"auto-alt-ref": "1", "lag-in-frames": "8", "cpu-used": "4"}  # references between frames out of order

@@ -6,11 +6,14 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
+
 from extensions.server.tests.command import CHAT, children, cmdline, command
 from extensions.server.tests.conftest import chat, data_url, user
 from tests.engine.process.test_process_faults import exists
 from tests.fixtures import random_image, wait_until
 
+pytestmark = pytest.mark.fresh_starts
 ENDLESS = {**chat(user("go on")), "max_tokens": 900, "ignore_eos": True, "stream": True}
 
 

@@ -115,6 +115,7 @@ MOMENTS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.fresh_starts
 @MOMENTS
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
 def test_row_29_told_to_end_at_any_moment(

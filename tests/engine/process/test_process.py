@@ -23,6 +23,7 @@ from corellm.engine.process.client import ProcessLLM
 from corellm.errors import AbsentMethodError, CorellmError, InvalidParameterError, RequestFailedError
 from tests.fixtures import random_image
 
+pytestmark = pytest.mark.fresh_starts
 ENGINE = {"dtype": "float32", "max_num_batched_tokens": 64, "block_size": 8, "max_model_len": 256}
 ENDLESS = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 

@@ -1,0 +1,66 @@
+"""What a warm process forks is like what a fresh interpreter starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.warm_process import WarmProcess, fork_modules
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm processes need Linux")
+
+SHOWN = """
+import json, os, signal, subprocess, sys
+command = open("/proc/self/cmdline", "rb").read().rstrip(b"\\0").split(b"\\0")
+if sys.argv[1:] == ["inner"]:
+    print("inner, a child of", os.getppid())
+    sys.exit(4)
+inner = subprocess.run([sys.executable, "-m", "shown", "inner"], stdout=subprocess.PIPE, text=True)
+print(json.dumps({
+    "argv": sys.argv, "command": list(map(bytes.decode, command)), "folder": os.getcwd(), "path": sys.path[0],
+    "variables": sorted(os.environ.items()), "parent": os.getppid(), "leads": os.getsid(0) == os.getpid(),
+    "interrupt": str(signal.getsignal(signal.SIGINT)), "read": sys.stdin.read(), "name": __name__,
+    "given": os.read(int(sys.argv[1]), 9).decode(), "inner": inner.stdout == f"inner, a child of {os.getpid()}\\n",
+    "ended": inner.returncode, "imported": "wave" in sys.modules,
+}))
+print("an error", file=sys.stderr)
+sys.exit(3)
+"""
+
+
+def started(folder: Path, *, alone: bool) -> tuple[str, str, int]:
+    """What the module says, and its exit status."""
+    given, end = os.pipe()
+    os.write(end, b"given")
+    os.close(end)
+    command = [sys.executable, *(["-P"] if alone else []), "-m", "shown", str(given)]
+    try:
+        done = subprocess.run(
+            command, input="read", text=True, capture_output=True, pass_fds=[given], start_new_session=alone,
+            cwd=folder, env={**os.environ, "PYTHONPATH": str(folder), "PYTHONUNBUFFERED": "1"},
+        )  # fmt: skip
+    finally:
+        os.close(given)
+    return done.stdout, done.stderr, done.returncode
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_it_is_as_if_it_were_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
+    """Arguments, environment, folder, descriptors, parent, exit status, a child of its own; but imports are there."""
+    (tmp_path / "shown.py").write_text(SHOWN)
+    monkeypatch.setattr(subprocess.Popen, "_execute_child", subprocess.Popen._execute_child)  # to be put back
+    fresh = started(tmp_path, alone=alone)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    warm = WarmProcess(["wave"], environment, {"shown": ["shown"]})
+    fork_modules({"shown": warm})
+    try:
+        said, error, status = started(tmp_path, alone=alone)
+    finally:
+        warm.close()
+    assert fresh[0].count('"imported": false') == 1
+    assert (said.replace('"imported": true', '"imported": false'), error, status) == fresh
+    assert said != fresh[0]
