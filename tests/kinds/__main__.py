@@ -32,6 +32,8 @@ families` with a tiny random checkpoint, in the generic adapter,
   memory is so short that requests are preempted, by recompute and by swap, in blocks of 8, 16 and 32; with compiled
   kernels and with plain torch. Each setting was tried, not each with every other. Kinds of one architecture are tried
   with one checkpoint.
+- A model whose layers attend to tokens that an indexer chooses, and hand these to attention, passes for up to as many
+  tokens as it chooses (2,048 as published): those are all of them, and longer sequences are refused.
 - *not beside*: no prompt may have both, as the model would embed the one otherwise beside the other.
 - *with* a library: with that library, which corellm does not install; transformers processes all videos by torchvision.
 - *its own plugin*: a distribution of this project serves it, and is tested there.
@@ -48,7 +50,10 @@ _SPEECH = """
 Those of the speech-to-text mapping that the other two do not have.
 
 """
-_ORDER = ("its own plugin", "passes", "refused", "needs", "no checkpoint", "not tested", "fails")
+_OLDEST = Path(__file__).with_name("transformers_5_17.txt")
+"""The kinds of the first two mappings in the oldest release that corellm runs on, a line each."""
+_SERVED = ("its own plugin", "passes")
+_ORDER = (*_SERVED, "refused", "needs", "no checkpoint", "not tested", "fails")
 
 
 def kinds() -> dict[str, str]:
@@ -76,7 +81,10 @@ def page(outcomes: dict[str, Outcome], architectures: dict[str, str]) -> str:
         {kind: outcome for kind, outcome in outcomes.items() if (kind in speech) == is_speech}
         for is_speech in (False, True)
     )
+    oldest = _OLDEST.read_text(encoding="utf-8").split()
+    served = sum(outcomes[kind].what in _SERVED for kind in oldest if kind in outcomes)
     head = f"{_HEAD}{len(outcomes)} kinds: {total}.\n\n"
+    head += f"Of the {len(oldest)} kinds of transformers 5.17, beside those of speech below, {served} are served.\n\n"
     return f"{head}{_table(main, architectures)}{_SPEECH}{_table(spoken, architectures)}"
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from corellm.plugin.adapters import KNOWN_FAMILIES
 from corellm_transformers.tiny.kinds import KINDS
 from tests.kinds.__main__ import PAGE, kinds, outcomes_of, page, speech_kinds
-from tests.kinds.outcome import Outcome
+from tests.kinds.outcome import ROOT, Outcome
 
 TEXT = PAGE.read_text(encoding="utf-8")
 
@@ -25,6 +25,15 @@ def test_the_counts_are_those_of_the_rows() -> None:
     stated = re.search(rf"^{counts.total()} kinds: (.*)\.$", TEXT, re.MULTILINE)
     assert stated is not None
     assert {what: int(count) for count, what in re.findall(r"(\d+) ([a-z ]+)", stated[1])} == counts
+
+
+def test_the_count_of_the_oldest_release_is_that_of_its_rows() -> None:
+    """At least as many as were asked for when there were no others."""
+    oldest = (ROOT / "tests" / "kinds" / "transformers_5_17.txt").read_text(encoding="utf-8").split()
+    outcomes = outcomes_of(TEXT)
+    served = [kind for kind in oldest if outcomes[kind].what in ("passes", "its own plugin")]
+    assert f"Of the {len(oldest)} kinds of transformers 5.17, beside those of speech below, {len(served)} are" in TEXT
+    assert (len(oldest), len(served) >= 84) == (98, True)
 
 
 def test_no_kind_fails_and_enough_pass() -> None:

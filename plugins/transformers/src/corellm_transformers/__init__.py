@@ -53,7 +53,10 @@ class TransformersModel:
         return EncoderDecoder(context)
 
     def __init__(self, context: ModelContext) -> None:
+        from corellm_transformers.indexers import limit_positions
+
         self.context = context
+        limit_positions(context.hf_config)
         self._compute_logits: Callable[[nn.Module, Tensor], Tensor] | None = None
 
     @cached_property
@@ -221,8 +224,10 @@ class TransformersModel:
         """Return the decoder, after the model's own forward pass was compared with what the engine will do."""
         from corellm_transformers.checks import check_model
         from corellm_transformers.forward import Forward
+        from corellm_transformers.indexers import attend_to_all
 
         decoder: nn.Module = model.get_decoder()  # type: ignore[operator]
+        attend_to_all(decoder)
         self._forward = Forward(model, decoder, self._family)
         check_model(self._forward)
         return decoder

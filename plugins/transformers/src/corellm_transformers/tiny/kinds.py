@@ -470,7 +470,6 @@ KINDS: Mapping[str, Kind] = {
                 "num_key_value_heads": 4,
                 "sliding_window": 24,
                 "shared_experts_intermediate_size": 32,
-                "index_topk": 32,
                 "index_head_dim": 16,
                 "index_n_heads": 2,
                 "swa_num_attention_heads": 4,
@@ -671,7 +670,6 @@ KINDS: Mapping[str, Kind] = {
             "text_config": {
                 "num_key_value_heads": 4,
                 "kv_source_layers": [0, 1],
-                "index_topk": 32,
                 "index_head_dim": 16,
                 "index_n_heads": 2,
             }
