@@ -161,6 +161,8 @@ def test_a_head_for_another_model_is_refused(model: Path, tmp_path: Path, method
         (lambda config, tensors: tensors.update(input_norm=torch.ones(2)), "has input_norm, which heads of its layout"),
         (lambda config, tensors: config.update(model_type="mixtral"), "layers of the type 'mixtral'"),
         (lambda config, tensors: config.update(hidden_size="64"), "hidden_size in config.json must be a number"),
+        (lambda config, tensors: config.update(head_dim=[16]), r"head_dim in config.json must be .* got \[16\]"),
+        (lambda config, tensors: config.update(num_hidden_layers=2), "has 2 layers; heads of EAGLE-3 with one"),
         (lambda config, tensors: config.update(num_attention_heads=8), r"k_proj.weight is \[32, 128\], and by"),
         (lambda config, tensors: config["eagle_config"].update(eagle_aux_hidden_state_layer_ids=[1]), "three numbers"),
         (lambda config, tensors: config.update(vocab_size=99), r"is for a model with vocab_size|d2t is"),

@@ -22,6 +22,7 @@ from corellm_speculative.settings import EAGLE3, DraftSettings
 _LEFT_OUT = {"eagle": ("embed_tokens.weight", "lm_head.weight"), EAGLE3: ("t2d",)}
 """Tensors that are not read: EAGLE has the model's own embeddings and output layer; `t2d` says what `d2t` does."""
 _NEEDED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+_OPTIONAL = ("num_hidden_layers", "num_key_value_heads", "head_dim", "draft_vocab_size", "target_hidden_size")
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class HeadCheckpoint:
     @property
     def num_layers(self) -> int:
         """Number of its layers."""
-        count: int = self.config.get("num_hidden_layers", 1)
+        count: int = self.config.get("num_hidden_layers") or 1
         return count
 
 
@@ -74,7 +75,7 @@ def locate_head(config: ModelConfig, settings: DraftSettings, model_path: Path) 
     found = dict(_tensors(path, settings.method))
     _refuse_other_method(found, settings.method, name)
     width: int = stated.get("target_hidden_size") or stated["hidden_size"]
-    expected = _expected(stated, width, settings.method)
+    expected = _expected(stated, width, settings.method, name)
     shapes = {tensor: shape for tensor, (shape, *_) in found.items()}
     _check_shapes(shapes, expected, name)
     _check_model(stated, width, model_path, settings.method, name)
@@ -92,11 +93,11 @@ def _layers_config(stated: Mapping[str, Any], name: str) -> dict[str, Any]:
     stated = {**inner, **stated, "model_type": inner.get("model_type")} if isinstance(inner, dict) else dict(stated)
     if (kind := stated.get("model_type")) != "llama":
         raise ConfigError(f"{name} has layers of the type {kind!r:.100}; heads with Llama's layers are read (llama)")
-    for key in _NEEDED:
-        if not isinstance(stated.get(key), int) or stated[key] < 1:
-            raise ConfigError(
-                f"{name}: {key} in config.json must be a number of at least 1, got {stated.get(key)!r:.100}"
-            )
+    for key in (*_NEEDED, *_OPTIONAL):
+        if (value := stated.get(key)) is None and key in _OPTIONAL:
+            continue
+        if not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{name}: {key} in config.json must be a number of at least 1, got {value!r:.100}")
     return stated
 
 
@@ -119,27 +120,36 @@ def _refuse_other_method(found: Mapping[str, Any], method: str, name: str) -> No
         raise ConfigError(f"{name} is one of the method {other!r}, not {method!r}; say method={other!r}")
 
 
-def _expected(config: Mapping[str, Any], model_width: int, method: str) -> dict[str, tuple[tuple[int, ...], bool]]:
-    """Return the shapes of a layout's tensors, and whether each must be there."""
+def _expected(
+    config: Mapping[str, Any], model_width: int, method: str, name: str
+) -> dict[str, tuple[tuple[int, ...], bool]]:
+    """Return the shapes of a layout's tensors, and whether each must be there.
+
+    Raises:
+        ConfigError: the layout has more layers than are read.
+    """
     width = config["hidden_size"]
     expected: dict[str, tuple[tuple[int, ...], bool]] = {}
 
-    def matrix(name: str, rows: int, columns: int) -> None:
-        expected[f"{name}.weight"], expected[f"{name}.bias"] = ((rows, columns), True), ((rows,), False)
+    def matrix(module: str, rows: int, columns: int) -> None:
+        expected[f"{module}.weight"], expected[f"{module}.bias"] = ((rows, columns), True), ((rows,), False)
 
-    def layer(name: str, inputs: int, norms: tuple[str, ...]) -> None:
+    def layer(prefix: str, inputs: int, norms: tuple[str, ...]) -> None:
         heads = config["num_attention_heads"]
         size = config.get("head_dim") or width // heads
         key_heads, inner = config.get("num_key_value_heads") or heads, config["intermediate_size"]
         for part, count in (("q_proj", heads), ("k_proj", key_heads), ("v_proj", key_heads)):
-            matrix(f"{name}.self_attn.{part}", count * size, inputs)
-        matrix(f"{name}.self_attn.o_proj", width, heads * size)
-        matrix(f"{name}.mlp.gate_proj", inner, width)
-        matrix(f"{name}.mlp.up_proj", inner, width)
-        matrix(f"{name}.mlp.down_proj", width, inner)
-        expected.update({f"{name}.{norm}.weight": ((width,), True) for norm in norms})
+            matrix(f"{prefix}.self_attn.{part}", count * size, inputs)
+        matrix(f"{prefix}.self_attn.o_proj", width, heads * size)
+        matrix(f"{prefix}.mlp.gate_proj", inner, width)
+        matrix(f"{prefix}.mlp.up_proj", inner, width)
+        matrix(f"{prefix}.mlp.down_proj", width, inner)
+        expected.update({f"{prefix}.{norm}.weight": ((width,), True) for norm in norms})
 
+    num_layers = config.get("num_hidden_layers") or 1
     if method == EAGLE3:
+        if num_layers > 1:
+            raise ConfigError(f"{name} has {num_layers} layers; heads of EAGLE-3 with one are read")
         matrix("fc", width, 3 * model_width)
         layer("midlayer", 2 * width, ("input_layernorm", "hidden_norm", "post_attention_layernorm"))
         num_drafted = config.get("draft_vocab_size") or config["vocab_size"]
@@ -149,7 +159,7 @@ def _expected(config: Mapping[str, Any], model_width: int, method: str) -> dict[
         expected["embed_tokens.weight"] = (config["vocab_size"], width), False
         return expected
     matrix("fc", width, 2 * width)
-    for index in range(config.get("num_hidden_layers", 1)):
+    for index in range(num_layers):
         norms = ("post_attention_layernorm",) if index == 0 else ("input_layernorm", "post_attention_layernorm")
         layer(f"layers.{index}", width, norms)
     return expected

@@ -39,8 +39,12 @@ class HeadSequence(DraftSequence):
     def note(self, start: int, rows: Tensor, most: int) -> None:
         """Take the hidden states of a step, `[n, several]`, whose first is at `start`; keep at most so many rows.
 
-        Those from there on that were noted before are replaced: they were of wrong drafts, or the step ran again.
+        Those from there on that were noted before are replaced: they were of wrong drafts, or the step ran again. None
+        are kept once the sequence's tokens are told no more, as drafts have failed.
         """
+        if start > len(self._known):
+            self._forget_rows()
+            return
         kept = start - self._first
         if self._rows is None or not 0 <= kept <= len(self._rows):
             self._forget_rows()
