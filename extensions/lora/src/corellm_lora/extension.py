@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
+from corellm.errors import ConfigError
 from corellm.hookspecs import hookimpl
 
 if TYPE_CHECKING:
@@ -47,6 +48,12 @@ class LoRA:
         """Return the part of a model that is loaded with `enable_lora`; None for others."""
         if not config.model.enable_lora:
             return None
+        if context.hf_config.is_encoder_decoder:
+            raise ConfigError(
+                f"enable_lora: {type(linears.model).__name__} is an encoder-decoder; its decoder's layers also run on "
+                "the encoder's states, whose rows are no tokens of a step; load it without, and merge an adapter into "
+                "the checkpoint (peft: merge_and_unload)"
+            )
         from corellm_lora.adapters import Adapters
         from corellm_lora.targets import Targets
         from corellm_lora.weights import Weights
