@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import transformers
 
-from corellm import LLM, LoRARequest, SamplingParams
+from corellm import LLM, AsyncLLM, LoRARequest, SamplingParams
 from corellm.errors import InvalidParameterError, RequestFailedError
 from corellm_lora.adapter_files import AdapterFiles
 from corellm_lora.adapters import Adapters
@@ -211,3 +213,21 @@ def test_no_more_are_pinned_than_are_kept(llm: LLM, adapters: list[LoRARequest])
     assert llm.remove_lora(1)
     assert llm.pin_lora(7)
     assert llm.list_loras() == {2, 3, 4, 5, 6, 7}
+
+
+def test_adapters_are_added_while_requests_run(path: Path, adapters: list[LoRARequest]) -> None:
+    """Awaited, between two steps; a model that takes none says so."""
+
+    async def main(llm: AsyncLLM) -> None:
+        assert await llm.add_lora(adapters[0])
+        assert await llm.pin_lora(1)
+        assert await llm.list_loras() == {1}
+        outputs = [output async for output in llm.generate("yes", PARAMS, lora_request=adapters[0])]
+        assert outputs[-1].finished
+        assert await llm.remove_lora(1)
+
+    options: dict[str, Any] = {"max_model_len": 64, "num_kv_blocks": 20}
+    with closing(AsyncLLM(str(path), **options, enable_lora=True)) as llm:
+        asyncio.run(main(llm))
+    with LLM(str(path), **options) as plain, pytest.raises(InvalidParameterError, match="with enable_lora=True"):
+        plain.list_loras()
