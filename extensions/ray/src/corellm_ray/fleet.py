@@ -78,6 +78,7 @@ class Fleet:
             "autoscaling_config": AutoscalingConfig(
                 min_replicas=options.fewest, max_replicas=options.most, target_ongoing_requests=options.replica_queue,
                 metrics_interval_s=1.0, look_back_period_s=_LOOK_BACK_SECONDS,
+                upscale_delay_s=0.0, downscale_delay_s=0.0,  # the policy has a delay of its own
                 policy=AutoscalingPolicy(policy_function="corellm_ray.scaling:replicas_for"),
             )
         }  # fmt: skip
