@@ -103,8 +103,8 @@ class Reader(HfQuantizer):  # type: ignore[misc]
             )
         return model
 
-    def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
-        """Give tensors of a weight names beside it."""
+    def update_weight_conversions(self, weight_conversions: list[Any], model: Any = None) -> list[Any]:
+        """Give tensors of a weight names beside it. Transformers 5.17 gives no model."""
         return [WeightRenaming(_OF_A_WEIGHT.pattern, r".weight_\1"), *weight_conversions]
 
     @property

@@ -62,6 +62,18 @@ def make_checkpoint(path: Path, mmproj: str | None) -> Path:
     return folder
 
 
+def _require_tokenizers() -> None:
+    """Raise where transformers makes other tokens of a file than the model was trained with."""
+    import transformers
+    from transformers.integrations.gguf import gguf_tokenizer_mapping as tokenizers
+
+    if not hasattr(tokenizers, "GGUF_TOKENIZER_TYPES"):  # those before know architectures instead
+        raise CheckpointError(
+            f"transformers {transformers.__version__} makes wrong tokenizers of GGUF files; install a newer one "
+            f"(tested: 5.24)"
+        )
+
+
 def _put(made: Path, folder: Path) -> None:
     """Give a directory its name; one that another process made meanwhile is as good."""
     try:
@@ -115,6 +127,7 @@ def _write(folder: Path, file: GgufFile, tower: GgufFile | None) -> None:
     """Write the files of a checkpoint."""
     from safetensors.torch import save_file
 
+    _require_tokenizers()
     try:
         config, tokenizer = _configuration(file), _tokenizer(file)
     except CheckpointError:

@@ -6,11 +6,13 @@ Knows transformers' quantizers; `names` knows names, `blocks` the types.
 from __future__ import annotations
 
 import logging
+import shutil
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -76,19 +78,23 @@ class GgufReader(HfQuantizer):  # type: ignore[misc]
             if last == "weight" and type(module) is nn.Linear and self._tensors.stays(sources):
                 self._linears[path] = names.pop(name)[0]
                 model.set_submodule(path, _Place(module))
-        self._folder = TemporaryDirectory(prefix="corellm-gguf-")  # until transformers has closed the file
-        listed = Path(self._folder.name) / "model.safetensors"
+        folder = mkdtemp(prefix="corellm-gguf-")
+        self._remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)  # also where a load fails
+        listed = Path(folder) / "model.safetensors"
         save_file({name: torch.empty(0, device="cpu") for name in names}, listed)
         checkpoint_files[:] = [str(listed)]
         return model
 
-    def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
-        """Replace those of checkpoints in the Hugging Face layout: names are the model's own."""
+    def update_weight_conversions(self, weight_conversions: list[Any], model: Any = None) -> list[Any]:
+        """Replace those of checkpoints in the Hugging Face layout: names are the model's own.
+
+        Transformers 5.17 gives no model.
+        """
         return [WeightConverter("(.+)", r"\1", [_Take(self._tensors)])]
 
     def _process_model_after_weight_loading(self, model: Any, **others: Any) -> Any:
         """Put linear layers in their places."""
-        self._folder.cleanup()
+        self._remove()
         kept = Counter[str]()
         for path, source in self._linears.items():
             place = model.get_submodule(path)
