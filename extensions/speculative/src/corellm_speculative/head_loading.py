@@ -92,10 +92,7 @@ def load_head(
             index: LayerLayout(llama.num_key_value_heads, llama.head_dim, llama.head_dim)
             for index in range(checkpoint.num_layers)
         }
-        parts = ModelParts(
-            head, head, layout, checkpoint.hidden_size, vocab_size, num_embedded,
-            has_spans=False, causal_layers=frozenset(), windows_cut_spans=False,
-        )  # fmt: skip
+        parts = ModelParts(head, head, layout, checkpoint.hidden_size, vocab_size, num_embedded, two_way=None)
     logger.info("%s drafts up to %d tokens in a step", settings.model, settings.num_speculative_tokens)
     model = HeadModel(
         head,
