@@ -1,4 +1,4 @@
-"""Spans of a prompt whose tokens see each other: which layers of a loaded model heed them, and whether a window cuts.
+"""Spans of a prompt whose tokens see each other: which layers heed them, and whether a window cuts them.
 
 The adapter names spans, the model around the decoder states masks of an item's tokens; that both fit is found here.
 Knows transformers' arguments of token types; knows no model family. What spans are in steps: `worker.parts.spans`.
