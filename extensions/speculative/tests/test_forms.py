@@ -75,16 +75,17 @@ def test_what_is_often_wrong_is_drafted_no_more() -> None:
     for name in ("right", "wrong", "free"):
         form = None if name == "free" else COMPACT
         part.add(NewSequence(name, [1], [], SamplingParams(structured_outputs=form), (), frozenset()))
-    foreseen = list(range(100, 200))
+    foreseen = list(range(100, 700))
     for name in ("right", "wrong"):
         part._sequences[name].sampling = Foreseeing(foreseen)  # type: ignore[assignment]
     assert 1 <= len(part.guess({"right": [100]})["right"]) < 16
     wrong = part.guess({"wrong": [100], "free": [3]})
     assert [*wrong] == ["wrong"]
-    token, numbers = 100, []
+    token, numbers = 100, [(1, 1)]
     for _ in range(30):
-        drafted = part.guess({"right": [*range(token, token + 2)], "wrong": [100]})
-        token += 2
+        came = [*range(token + 1, token + 2 + numbers[-1][0])]  # the drafts, which were right, and one more
+        drafted = part.guess({"right": came, "wrong": [100]})
+        token = came[-1]
         numbers.append((len(drafted.get("right", ())), len(drafted.get("wrong", ()))))
     assert numbers[-1] == (16, 0)
     part.end("right")

@@ -16,9 +16,6 @@ from corellm_speculative.acceptance import Acceptance
 from corellm_speculative.drafting import Drafting
 from corellm_speculative.settings import DraftSettings
 
-_LENGTH = 1
-"""Likeness of all drafts, for `Acceptance`: a form speaks for each alike."""
-
 
 class FormDrafting(Drafting):
     """Drafts what constraints foresee, where steps so far show that it pays.
@@ -74,15 +71,16 @@ class _Sequence:
 
     def drafts(self, tokens: Sequence[int], most: int, least_chance: float) -> list[int]:
         """Return drafts of what comes after these tokens, each of which is right with at least this chance."""
-        for foreseen, token in zip(self._foreseen, tokens, strict=False):
-            self._acceptance.note(_LENGTH, foreseen == token)
+        # chances are counted by place: the first token of a text that must come is more often cut in another way
+        for place, (foreseen, token) in enumerate(zip(self._foreseen, tokens, strict=False), start=1):
+            self._acceptance.note(place, foreseen == token)
             if foreseen != token:
                 break
         assert self.sampling is not None
         self._foreseen = self.sampling.foreseen(tokens)
         chance, drafts = 1.0, list[int]()
-        for token in self._foreseen[:most]:
-            chance *= self._acceptance.chance(_LENGTH)
+        for place, token in enumerate(self._foreseen[:most], start=1):
+            chance *= self._acceptance.chance(place)
             if chance < least_chance:
                 break
             drafts.append(token)
