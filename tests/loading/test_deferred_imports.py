@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("sklearn", reason="comes with librosa")
+pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="comes with librosa")
 
 LOADED = """
 import sys
