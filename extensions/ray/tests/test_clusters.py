@@ -14,13 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from corellm.cli import build_parser
-from corellm_server.commands.engines import engine_offers, opened_engines
-from corellm_server.commands.models import configured_models
-from corellm_server.commands.serve import services_of
-from extensions.ray.tests.conftest import ENGINE, REPLICAS, Replicated, serving_replicas, until
+from extensions.ray.tests.conftest import Replicated, serving_replicas, until
 from extensions.server.tests.command import CHAT
-from extensions.server.tests.conftest import Running, chat, image_part, served, user
+from extensions.server.tests.conftest import Running, chat, image_part, user
 
 pytestmark = pytest.mark.full  # clusters of their own; `make ray-proof` runs them
 QUESTION = user(image_part(3), {"type": "text", "text": "What is it?"})
@@ -28,8 +24,8 @@ QUESTION = user(image_part(3), {"type": "text", "text": "What is it?"})
 
 def text_of(asked: Replicated | Running, model: str = "tiny") -> str:
     """The answer to a question about an image."""
-    http = asked.command.http if isinstance(asked, Replicated) else asked.http()
-    response = http.post(CHAT, json={**chat(QUESTION, max_tokens=12, ignore_eos=True), "model": model})
+    body = {**chat(QUESTION, max_tokens=12, ignore_eos=True), "model": model}
+    response = asked.command.http.post(CHAT, json=body) if isinstance(asked, Replicated) else asked.post(CHAT, body)
     assert response.status_code == 200, response.text
     return str(response.json()["choices"][0]["message"]["content"])
 
@@ -94,16 +90,10 @@ def test_several_models_share_a_cluster(
     tiny_llava: Path, make_llava: Callable[..., Path], one: Running, tmp_path: Path
 ) -> None:
     """Each has replicas of its own, and requests go by its name."""
-    file = tmp_path / "server.yaml"
-    options = {"port": 0, **ENGINE, **REPLICAS, "replicas": "'1'"}
-    lines = [f"{name}: {value}" for name, value in options.items()]
-    lines += ["models:", f"  first: {{model: {tiny_llava}}}", f"  of/second: {{model: {make_llava(seed=1)}}}"]
-    file.write_text("\n".join(lines))
-    offers = engine_offers()
-    args = build_parser().parse_args(["serve", "--config", str(file)])
-    models = configured_models(args, [offer.options for offer in offers])
-    with opened_engines(offers, models) as clients, served(*services_of(models, clients)) as running:
+    models = {"first": {"model": str(tiny_llava)}, "of/second": {"model": str(make_llava(seed=1))}}
+    with serving_replicas(tiny_llava, tmp_path, replicas="'1'", models=models) as running:
         wanted = text_of(one)
         assert text_of(running, "first") == wanted
         assert text_of(running, "of/second") != wanted
-        assert {model["id"] for model in running.get("/v1/models").json()["data"]} == {"first", "of/second"}
+        listed = running.command.http.get("/v1/models").json()["data"]
+        assert {model["id"] for model in listed} == {"first", "of/second"}

@@ -64,9 +64,10 @@ class Command:
 
 
 def starting(model: Path, folder: Path, **options: Any) -> list[str]:
-    """The command line that serves a model with a configuration file, which is written into the folder."""
+    """The command line that serves a model, or `models`, with a configuration file, which is written into the folder."""
     config = folder / "server.yaml"
-    given = {"model": str(model), "port": 0, "served-model-name": "tiny", "dtype": "float32", **options}
+    only = {} if "models" in options else {"model": str(model), "served-model-name": "tiny"}
+    given = {**only, "port": 0, "dtype": "float32", **options}
     config.write_text("".join(f"{name}: {value}\n" for name, value in given.items()))
     return [sys.executable, "-m", "corellm", "serve", "--config", str(config), "--log-format", "json"]
 
