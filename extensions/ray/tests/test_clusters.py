@@ -48,8 +48,8 @@ def started_cluster() -> Iterator[str]:
             children = psutil.Process(process.pid).children(recursive=True)
             process.send_signal(signal.SIGTERM)
             process.stdout.close()
-            process.wait(120)
-            for child in psutil.wait_procs(children, 30)[1]:
+            process.wait(600)
+            for child in psutil.wait_procs(children, 600)[1]:
                 child.kill()
 
 

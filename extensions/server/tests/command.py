@@ -64,7 +64,7 @@ class Command:
 
 
 def starting(model: Path, folder: Path, **options: Any) -> list[str]:
-    """The command line that serves a model, or `models`, with a configuration file, which is written into the folder."""
+    """The command line that serves a model, or `models`, with a configuration file that is written into the folder."""
     config = folder / "server.yaml"
     only = {} if "models" in options else {"model": str(model), "served-model-name": "tiny"}
     given = {**only, "port": 0, "dtype": "float32", **options}
