@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 import venv
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-CACHE = Path(__file__).with_name("cache")
+CACHE = Path(sys.prefix, "clients")
 """Ignored by git."""
 SCRIPTS = Path(__file__).parent
 _QUIET = ("--quiet", "--disable-pip-version-check")
