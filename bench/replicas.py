@@ -189,7 +189,7 @@ def draw(found: Mapping[str, Mapping[str, float]], file: Path) -> None:
         axes.xaxis.set_visible(False)
         axes.spines[["top", "right", "bottom"]].set_visible(False)
     axes.invert_yaxis()
-    figure.savefig(file)
+    figure.savefig(file, dpi=110)
 
 
 def routing(output: Path | None, plot: Path | None) -> None:

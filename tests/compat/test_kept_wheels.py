@@ -61,7 +61,8 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Kept]:
     def make(folder: Path) -> Kept:
         wheels = find_wheels(folder)
         where = tmp_path_factory.mktemp("kept") / "environment"
-        return Kept(unpacked(where, [*wheels, "corellm-testing"], wheels))
+        # the core that they were made for read audio and videos itself
+        return Kept(unpacked(where, [*wheels, "corellm-media", "corellm-testing"], wheels))
 
     return make
 

@@ -50,7 +50,7 @@ def test_the_dashboard_shows_every_metric() -> None:
         is_sleeping=False,
     )
     metrics, of_engine = ServerMetrics(), read_metrics(engine)
-    metrics.text({"": of_engine})
+    metrics.text([({}, of_engine)])
     assert {metric.name for metric in of_engine} == DESCRIPTIONS.keys()
     names = {family.name + SUFFIXES[family.type] for family in metrics.registry.collect()}
     assert set(re.findall(r"corellm:\w+", " ".join(queries))) == names
@@ -74,7 +74,7 @@ def options_of_file(text: str, folder: Path) -> tuple[ServerOptions, dict[str, o
 def test_every_command_line_is_one(tmp_path: Path) -> None:
     """All `corellm serve` of these pages, in code or text, have options that exist, and so have the files they name."""
     pages = {path: path.read_text(encoding="utf-8") for path in FILES.parent.glob("*.md")}
-    for path in ("server.yaml", "keys.txt", "cert.pem", "key.pem"):
+    for path in ("server.yaml", "models.yaml", "keys.txt", "cert.pem", "key.pem"):
         (tmp_path / path).write_text("model: demo\n")
     found = []
     for text in pages.values():
