@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from corellm_server.batch.image_folder import ImageFolder
 from corellm_server.batch.input_file import BatchRequest
 from corellm_server.batch.inputs import InputOptions
 from corellm_server.batch.opening import open_input
+from corellm_server.batch.results import decoded, of_wrong_line
 from corellm_server.options import ServerConfig
 from tests.fixtures import random_image
 
@@ -30,7 +32,7 @@ def images(tmp_path: Path) -> Path:
 
 
 def requests(folder: Path, question: str | None = None, column: str = "question", **fields: Any) -> list[BatchRequest]:
-    with ImageFolder(str(folder), "m", question, column, fields) as opened:
+    with ImageFolder(str(folder), "m", question, column, fields, max_bytes=10_000) as opened:
         first = list(opened.requests())
         assert list(opened.requests()) == first  # as often as wanted
     return first
@@ -88,6 +90,28 @@ def test_rows_that_are_no_requests_say_why(images: Path) -> None:
     ]
 
 
+def test_names_that_no_file_has_end_nothing(images: Path) -> None:
+    """Nor do links in a circle, and files of which no request can be made; the rest is done."""
+    (images / "loop.png").symlink_to("loop.png")
+    (images / "large.png").write_bytes(bytes(10_001))
+    (images / os.fsdecode(b"\xff.png")).write_bytes(b"an image")
+    names = ["a\0.png", "x" * 300, "loop.png", "large.png", "\udcff.png", "b.png"]
+    lines = [json.dumps({"file_name": name, "question": "what?"}) for name in names]
+    (images / "metadata.jsonl").write_text("\n".join(lines))
+    found = requests(images)
+    assert [request.custom_id for request in found] == [*names[:4], None, "b.png"]
+    assert [request.wrong for request in found] == [
+        *(f"there is no image {name!r:.100} in the directory" for name in names[:3]),
+        "the image 'large.png' has more than the 10000 bytes of a request",
+        "file_name '\\udcff.png' is not Unicode; rename the image",
+        None,
+    ]
+    for result in map(of_wrong_line, found[:-1]):
+        assert decoded(result.line.rstrip()) is not None  # it can be written, and is found again
+    everything = requests(images, "what?")
+    assert [r.custom_id for r in everything if r.wrong is None] == ["a.JPG", "b.png", "more/c.webp"]
+
+
 def test_directories_and_options_that_do_not_fit(images: Path) -> None:
     """Before anything is loaded."""
     with pytest.raises(ConfigError, match=r"has neither metadata\.jsonl nor metadata\.csv: give one --question"):
@@ -106,7 +130,11 @@ def test_directories_and_options_that_do_not_fit(images: Path) -> None:
         assert isinstance(opened, ImageFolder)
 
 
-@pytest.mark.parametrize("wrong", [{"question": ""}, {"request_fields": "[1]"}, {"request_fields": "{"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"question": ""}, *({"request_fields": text} for text in ("[1]", "{", "[" * 100_000, '{"stream": true}'))],
+    ids=range(5),
+)
 def test_wrong_options_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         InputOptions(**wrong)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from corellm.errors import ConfigError
+from corellm.prompts import is_unicode
 from corellm_server.batch.input_file import BatchRequest, InputError
 
 _IMAGES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
@@ -33,13 +34,16 @@ class ImageFolder(contextlib.AbstractContextManager["ImageFolder"]):
             `metadata.jsonl` or `metadata.csv` names, with a question each.
         column: of the questions.
         fields: further fields of each request.
+        max_bytes: of a request; the image of a larger one is not read.
 
     Raises:
         ConfigError: the directory cannot be read, or has no questions.
     """
 
-    def __init__(self, path: str, model: str, question: str | None, column: str, fields: Mapping[str, Any]) -> None:
-        self.path, self._root = Path(path), Path(path).resolve()
+    def __init__(
+        self, path: str, model: str, question: str | None, column: str, fields: Mapping[str, Any], max_bytes: int
+    ) -> None:
+        self.path, self._root, self._max_bytes = Path(path), Path(path).resolve(), max_bytes
         self._model, self._question, self._column, self._fields = model, question, column, fields
         tables = [self.path / name for name in _TABLES if (self.path / name).is_file()]
         if question is None and len(tables) != 1:
@@ -85,15 +89,20 @@ class ImageFolder(contextlib.AbstractContextManager["ImageFolder"]):
     def _request(self, number: int, name: Any, question: Any, seen: set[str]) -> BatchRequest:
         if not isinstance(name, str) or not name:
             return BatchRequest(number, None, wrong=f"{_FILE} must be the name of an image, got {name!r:.100}")
+        if not is_unicode(name):
+            return BatchRequest(number, None, wrong=f"{_FILE} {name!r:.100} is not Unicode; rename the image")
         if name in seen:
             return BatchRequest(number, None, wrong=f"{_FILE} {name!r:.100} is that of an earlier row")
         seen.add(name)
         if not isinstance(question, str) or not question:
             return BatchRequest(number, name, wrong=f"{self._column} must be text, got {question!r:.100}")
-        file = (self._root / name).resolve()
-        if not file.is_relative_to(self._root) or not file.is_file():
+        file = self._file(name)
+        if file is None:
             return BatchRequest(number, name, wrong=f"there is no image {name!r:.100} in the directory")
         try:
+            if file.stat().st_size > self._max_bytes:
+                told = f"the image {name!r:.100} has more than the {self._max_bytes} bytes of a request"
+                return BatchRequest(number, name, wrong=told)
             data = file.read_bytes()
         except OSError as error:
             return BatchRequest(number, name, wrong=f"the image {name!r:.100} cannot be read: {error.strerror}")
@@ -101,6 +110,14 @@ class ImageFolder(contextlib.AbstractContextManager["ImageFolder"]):
         content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": question}]
         body = {"model": self._model, **self._fields, "messages": [{"role": "user", "content": content}]}
         return BatchRequest(number, name, "/v1/chat/completions", json.dumps(body).encode())
+
+    def _file(self, name: str) -> Path | None:
+        """The file of a name, if it is in the directory."""
+        try:
+            file = (self._root / name).resolve()
+            return file if file.is_relative_to(self._root) and file.is_file() else None
+        except (OSError, RuntimeError, ValueError):  # no name that a file may have; a link to itself
+            return None
 
 
 def _lines_of_csv(path: Path) -> Iterator[dict[str, Any]]:

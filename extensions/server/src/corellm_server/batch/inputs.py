@@ -41,10 +41,12 @@ class InputOptions:
         """
         try:
             fields = json.loads(self.request_fields)
-        except ValueError:
+        except (ValueError, RecursionError):
             fields = None
         if not isinstance(fields, dict):
             raise ConfigError(
                 f'request_fields must be an object like {{"temperature": 0}}, got {self.request_fields!r:.100}'
             )
+        if fields.get("stream"):
+            raise ConfigError("request_fields: stream is not for files; leave it out")
         return fields

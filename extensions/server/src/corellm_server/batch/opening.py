@@ -29,7 +29,8 @@ def open_input(
     """
     if Path(path).is_dir():
         model = served_names(config.options, engine_args["model"])[0]
-        return ImageFolder(path, model, options.question, options.question_column, options.fields)
+        asked = options.question, options.question_column, options.fields
+        return ImageFolder(path, model, *asked, config.limits.max_body_bytes)
     if options != InputOptions():
         raise ConfigError(
             f"the input {path} is a file of requests, which have questions and fields of their own: leave out "
