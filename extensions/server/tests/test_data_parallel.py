@@ -31,6 +31,7 @@ from corellm_server.data_parallel import group
 from corellm_server.data_parallel.client import DataParallelLLM
 from corellm_server.data_parallel.division import devices_of, in_order, shares_of
 from corellm_server.data_parallel.group import pause
+from corellm_server.data_parallel.sending import Request
 from corellm_server.errors import ApiError
 from corellm_server.routing import key_of, preferences
 from corellm_server.suspects import Suspects, print_of
@@ -342,6 +343,31 @@ def test_a_batch_gives_a_request_to_another_engine(monkeypatch: pytest.MonkeyPat
     with pytest.raises(EngineDeadError, match="it was killed"):
         asyncio.run(running_module.finish(None, client, BatchRequest(1, "a", "/v1/completions", b"{}")))  # type: ignore[arg-type]
     assert codes == ["engine_lost"]
+
+
+def test_a_client_that_leaves_as_its_request_changes_engines_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No engine has it then: neither gets it, or the one that gets it ends it."""
+    told: list[str] = []
+    leaves = [False, True]
+
+    def add(request_id: str, *_: object) -> None:
+        if leaves.pop(0):
+            engines.abort_request(request_id, silently=True)
+        told.append(f"add {request_id}")
+
+    def end(request_id: str, *, silently: bool) -> None:
+        told.append(f"end {request_id}")
+
+    link = SimpleNamespace(is_full=False, num_requests=0, seconds_silent=0.0, add=add, abort_request=end)
+    monkeypatch.setattr(group.EngineGroup, "_begin", lambda *_: link)
+    shares: list[Any] = [SimpleNamespace(number=0)]
+    engines = group.EngineGroup({}, shares, ["cpu"], 0.0)
+    request = Request("a", ProcessedPrompt(None, [1], []), None, None, 0.0)
+    engines.add(*request)
+    engines._send_again(request)
+    assert told == ["add a", "end a", "add a", "end a"]
+    engines._send_again(request)
+    assert len(told) == 4
 
 
 def test_suspects_are_those_that_no_engine_finished(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,10 +167,14 @@ class EngineGroup:
 
     def _send_again(self, request: Request) -> None:
         """Give a request to another engine, as the one that should have had it ended before."""
+        if request.request_id not in self._prints:
+            return  # ended meanwhile
         try:
             self._send(request)
         except CorellmError as error:
             self._refuse(request, error)
+        if request.request_id not in self._prints:  # no engine had it when it was to be ended
+            self.abort_request(request.request_id, silently=True)
 
     def _refuse(self, request: Request, error: Exception) -> None:
         """Deliver the last output of a request that no engine got."""
