@@ -119,6 +119,8 @@ def test_directories_and_options_that_do_not_fit(images: Path) -> None:
     (images / "metadata.csv").write_text("file_name,text\nb.png,what?\n")
     with pytest.raises(ConfigError, match="no column 'question'; it has file_name, text"):
         requests(images)
+    (images / "metadata.csv").write_text("file_name,question\n")
+    assert requests(images) == []
     (images / "metadata.jsonl").write_text("")
     with pytest.raises(ConfigError, match="has both"):
         requests(images)
@@ -128,6 +130,10 @@ def test_directories_and_options_that_do_not_fit(images: Path) -> None:
         open_input(str(file), InputOptions(question="what?"), config, {"model": "m"})
     with open_input(str(images), InputOptions(question="what?"), config, {"model": "m"}) as opened:
         assert isinstance(opened, ImageFolder)
+    with pytest.raises(ConfigError, match="image_column is for tables"):
+        open_input(str(images), InputOptions(question="what?", image_column=None), config, {"model": "m"})
+    with pytest.raises(ConfigError, match="leave one out"):
+        open_input(str(images), InputOptions(question="what?", question_column="text"), config, {"model": "m"})
 
 
 @pytest.mark.parametrize(

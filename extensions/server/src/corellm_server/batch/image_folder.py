@@ -54,7 +54,7 @@ class ImageFolder(contextlib.AbstractContextManager["ImageFolder"]):
             )
         self._table = None if question is not None else tables[0]
         if self._table is not None and self._table.suffix == ".csv":
-            names = next(_lines_of_csv(self._table), {})
+            names = next(_rows_of_csv(self._table), [])
             for name in (_FILE, column):
                 if name not in names:
                     raise ConfigError(f"{self._table} has no column {name!r:.100}; it has {', '.join(names) or 'none'}")
@@ -82,8 +82,7 @@ class ImageFolder(contextlib.AbstractContextManager["ImageFolder"]):
             for name in sorted(file.relative_to(self.path).as_posix() for file in files):
                 yield name, self._question
             return
-        rows = _lines_of_csv(self._table) if self._table.suffix == ".csv" else _lines_of_json(self._table)
-        for row in rows:
+        for row in _lines_of_csv(self._table) if self._table.suffix == ".csv" else _lines_of_json(self._table):
             yield (row.get(_FILE), row.get(self._column)) if isinstance(row, dict) else (None, None)
 
     def _request(self, number: int, name: Any, question: Any, seen: set[str]) -> BatchRequest:
@@ -120,10 +119,19 @@ class ImageFolder(contextlib.AbstractContextManager["ImageFolder"]):
             return None
 
 
-def _lines_of_csv(path: Path) -> Iterator[dict[str, Any]]:
+def _lines_of_csv(path: Path) -> Iterator[dict[str, str]]:
+    """What each row after the first has, by column."""
+    rows = _rows_of_csv(path)
+    names = next(rows, [])
+    for row in rows:
+        yield dict(zip(names, row, strict=False))
+
+
+def _rows_of_csv(path: Path) -> Iterator[list[str]]:
+    """The rows that are not empty; the first one names columns."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            yield from csv.DictReader(file)
+            yield from filter(None, csv.reader(file))
     except (csv.Error, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not CSV in UTF-8: {error}") from error
 

@@ -28,6 +28,11 @@ def open_input(
         ConfigError: it cannot be read, or options mean nothing to it.
     """
     if Path(path).is_dir():
+        plain = InputOptions()
+        if options.image_column != plain.image_column:
+            raise ConfigError(f"image_column is for tables: those in the directory {path} name images in file_name")
+        if options.question is not None and options.question_column != plain.question_column:
+            raise ConfigError("question is for all images, and question_column has one for each; leave one out")
         model = served_names(config.options, engine_args["model"])[0]
         asked = options.question, options.question_column, options.fields
         return ImageFolder(path, model, *asked, config.limits.max_body_bytes)
