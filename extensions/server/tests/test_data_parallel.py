@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import os
 import random
 import signal
@@ -340,9 +341,42 @@ def test_a_batch_gives_a_request_to_another_engine(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(running_module, "post", post)
     client: Any = SimpleNamespace(dead="it was killed")
+    app: Any = None
     with pytest.raises(EngineDeadError, match="it was killed"):
-        asyncio.run(running_module.finish(None, client, BatchRequest(1, "a", "/v1/completions", b"{}")))  # type: ignore[arg-type]
+        asyncio.run(running_module.finish(app, client, BatchRequest(1, "a", "/v1/completions", b"{}"), asyncio.Lock()))
     assert codes == ["engine_lost"]
+
+
+def test_requests_of_a_batch_are_done_again_one_by_one_once_an_engine_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that ended it takes no other with it again, and what none can have meanwhile is not given up."""
+    asked: list[str] = []
+    client: Any = SimpleNamespace(dead=None, seconds_silent=math.inf)
+    app: Any = None
+
+    async def post(app: Any, path: str, body: bytes) -> Any:
+        asked.append(name := body.decode())
+        await asyncio.sleep(0)
+        if asked.count(name) == 1:
+            failure = ApiError(503, "it ended", code="engine_lost")
+            return SimpleNamespace(exchange=SimpleNamespace(failure=failure))
+        assert math.isfinite(client.seconds_silent)
+        asked.append(f"{name} done")
+        return SimpleNamespace(exchange=SimpleNamespace(failure=None))
+
+    async def run() -> list[Any]:
+        again = asyncio.Lock()
+        requests = [BatchRequest(1, name, "/v1/completions", name.encode()) for name in "abc"]
+        tasks = [asyncio.ensure_future(running_module.finish(app, client, one, again)) for one in requests]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        client.seconds_silent = 0.0
+        return await asyncio.gather(*tasks)
+
+    monkeypatch.setattr(running_module, "post", post)
+    monkeypatch.setattr(running_module, "of_reply", lambda request, reply: request.custom_id)
+    monkeypatch.setattr(running_module, "_PAUSE_SECONDS", 0.0)
+    assert asyncio.run(run()) == ["a", "b", "c"]
+    assert asked == ["a", "b", "c", "a", "a done", "b", "b done", "c", "c done"]
 
 
 def test_a_client_that_leaves_as_its_request_changes_engines_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import signal
 import threading
 from collections import deque
@@ -35,6 +36,8 @@ _WINDOW = 8
 
 _MOST_TRIES = 3
 """Engines, of several, that a request may be given to if each ends while it has it."""
+_PAUSE_SECONDS = 0.1
+"""Between two looks whether an engine serves again."""
 
 
 def batch_options(options: ServerOptions, max_num_seqs: int) -> ServerOptions:
@@ -45,24 +48,31 @@ def batch_options(options: ServerOptions, max_num_seqs: int) -> ServerOptions:
     )  # fmt: skip
 
 
-async def finish(app: ASGIApp, client: EngineClient, request: BatchRequest) -> Finished:
-    """The result of a request.
+async def finish(app: ASGIApp, client: EngineClient, request: BatchRequest, again: asyncio.Lock) -> Finished:
+    """The result of a request. One whose engine ended is done again, once an engine serves.
 
     Args:
         app: the server's application.
         client: the engine behind it.
         request: a line.
+        again: held while it is done again: one that ends engines does not meet the same others each time, which would
+            seem to be the reason as well.
 
     Raises:
         EngineDeadError: the engine stopped: the request has no result yet.
     """
     if request.wrong is not None:
         return of_wrong_line(request)
-    for _ in range(_MOST_TRIES):
-        reply = await post(app, request.url, request.body)
+    reply = await post(app, request.url, request.body)
+    for _ in range(_MOST_TRIES - 1):
         failure = reply.exchange.failure
         if failure is None or failure.code != "engine_lost":
             break
+        async with again:
+            while client.dead is None and math.isinf(client.seconds_silent):
+                await asyncio.sleep(_PAUSE_SECONDS)
+            reply = await post(app, request.url, request.body)
+    failure = reply.exchange.failure
     if failure is not None and failure.code == "engine_dead":
         raise EngineDeadError(f"the engine stopped: {client.dead}")
     return of_reply(request, reply)
@@ -86,7 +96,7 @@ class BatchRun:
         self._window: deque[asyncio.Task[Finished]] = deque()
         self._max_in_flight, self._num_in_flight = service.config.options.max_queue, 0
         self._max_bytes, self._num_bytes = service.config.limits.max_held_bytes, 0
-        self._changed = asyncio.Event()
+        self._changed, self._again = asyncio.Event(), asyncio.Lock()
         self._signal: signal.Signals | None = None
 
     async def run(self) -> signal.Signals | None:
@@ -129,7 +139,7 @@ class BatchRun:
     def _begin_more(self) -> None:
         """Begin as many requests as there is room for; a single one always has room."""
         while self._next is not None and (not self._window or self._has_room(self._next.num_bytes)):
-            task = asyncio.ensure_future(finish(self._app, self._client, self._next))
+            task = asyncio.ensure_future(finish(self._app, self._client, self._next, self._again))
             task.add_done_callback(partial(self._ended, self._next.num_bytes))
             self._window.append(task)
             self._num_in_flight += 1
