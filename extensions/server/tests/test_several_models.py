@@ -192,6 +192,7 @@ models:
     [
         ("models:", "models must have lines like"),
         ("models: [a]", "models must have lines like"),
+        ("models: &all {a: *all}", "is nested too deeply"),
         ("models: {a: b}", "'a' must be a name, with options like {model: demo}"),
         ("models: {1: {model: x}}", "1 must be a name"),
         ("models: {a: {model: x}, a: {model: y}}", "'a' is there twice"),
@@ -216,6 +217,14 @@ def test_wrong_models(tmp_path: Path, text: str, message: str) -> None:
     """Each is refused before a model is loaded, and says what to write."""
     with pytest.raises(ConfigError, match=message):
         models_of(tmp_path / "server.yaml", text)
+
+
+def test_engines_that_hang_are_ended_as_a_file_says(tmp_path: Path) -> None:
+    """Each model has engines that are started again, also a single one; a server of one model has that of several."""
+    text = "engine_hang_timeout: 5\nmodels: {a: {model: x}, b: {model: y, data_parallel_size: 2}}"
+    opened_engines(engine_offers(), models_of(tmp_path / "server.yaml", text))
+    with pytest.raises(ConfigError, match="engine_hang_timeout needs data_parallel_size"):
+        opened_engines(engine_offers(), models_of(tmp_path / "server.yaml", "model: x\nengine_hang_timeout: 5"))
 
 
 def test_a_batch_has_one_model(tmp_path: Path) -> None:

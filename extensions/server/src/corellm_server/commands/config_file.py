@@ -28,6 +28,8 @@ def read_config(path: str) -> dict[str, Any]:
         repeated = _repeated(yaml.compose(text, yaml.SafeLoader))
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror}") from error
+    except RecursionError:
+        raise ConfigError(f"--config {path} is nested too deeply") from None
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(read, dict):

@@ -49,7 +49,8 @@ def opened_engines(
     """
     groups: dict[str, tuple[EngineOffer, list[WantedEngine]]] = {}
     for name, model in models.items():
-        offer, options = asked_for(offers, model.config.offered) or (SEVERAL, SEVERAL.options())
+        asked = asked_for(offers, model.config.offered, implied=SEVERAL if len(models) > 1 else None)
+        offer, options = asked or (SEVERAL, SEVERAL.options())
         groups.setdefault(offer.switch, (offer, []))[1].append(WantedEngine(name, options, model.engine_args))
     return _opened(list(groups.values()))
 
@@ -64,12 +65,15 @@ def _opened(groups: Sequence[tuple[EngineOffer, Sequence[WantedEngine]]]) -> Ite
         yield clients
 
 
-def asked_for(offers: Sequence[Offer], offered: Sequence[Any]) -> tuple[Offer, Any] | None:
+def asked_for(
+    offers: Sequence[Offer], offered: Sequence[Any], *, implied: Offer | None = None
+) -> tuple[Offer, Any] | None:
     """The offer that the options ask for, and its options; None where they ask for none.
 
     Args:
         offers: all there are.
         offered: the options of each.
+        implied: the one whose options go without its switch.
 
     Raises:
         ConfigError: the options ask for several; or some are of an offer that they do not ask for.
@@ -78,7 +82,7 @@ def asked_for(offers: Sequence[Offer], offered: Sequence[Any]) -> tuple[Offer, A
     for offer, options in zip(offers, offered, strict=True):
         plain = offer.options()
         given = [f.name for f in fields(options) if getattr(options, f.name) != getattr(plain, f.name)]
-        if offer.switch in given:
+        if offer.switch in given or (given and offer is implied):
             asked.append((offer, options))
         elif given:
             raise ConfigError(f"{given[0]} needs {offer.switch}, which asks for {offer.title}; set both, or neither")
