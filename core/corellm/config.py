@@ -88,7 +88,8 @@ class ModelConfig:
     model: str
     """A directory in the Hugging Face layout, a GGUF file, a hub name, or a checkpoint a plugin ships (`demo`)."""
     mmproj: str | None = None
-    """GGUF file of the encoders of a model that is one; None for the one beside it, `none` for none."""
+    """GGUF file with the encoder of images, of a model in a GGUF file; None for the one beside it. `none` runs the text
+    model alone."""
     revision: str | None = None
     """Branch, tag or commit of a hub model; used for every file."""
     adapter: str | None = None

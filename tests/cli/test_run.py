@@ -359,7 +359,7 @@ def test_a_file_in_place_of_the_model(capsys: pytest.CaptureFixture[str], image:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("./nowhere", "no model './nowhere': no such directory"),
+        ("./nowhere", "no model './nowhere': no such directory or file"),
         ("nonsense", "hub name (owner/name)"),
         ("EMPTY", "has no config.json"),
         ("FILE", "checkpoint's directory"),

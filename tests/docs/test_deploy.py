@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from corellm.cli import build_parser
 from corellm.engine.metrics import DESCRIPTIONS, read_metrics
 from corellm_ray.options import ReplicaOptions
 from corellm_server.commands.arguments import configured
+from corellm_server.commands.models import ModelConfig, configured_models
 from corellm_server.gate import OPEN_ROUTES
 from corellm_server.metrics import ServerMetrics
 from corellm_server.options import ServerOptions
@@ -64,6 +66,11 @@ def options_of(*words: str) -> tuple[ServerOptions, dict[str, object]]:
     return config.options, engine
 
 
+def models_of(*words: str) -> Mapping[str, ModelConfig]:
+    """What it makes of a command line, or of a file, that may have several models: each by its name."""
+    return configured_models(build_parser().parse_args(["serve", *words]))
+
+
 def options_of_file(text: str, folder: Path) -> tuple[ServerOptions, dict[str, object]]:
     """What it makes of a configuration file."""
     file = folder / "server.yaml"
@@ -78,9 +85,11 @@ def test_every_command_line_is_one(tmp_path: Path) -> None:
         (tmp_path / path).write_text("model: demo\n")
     found = []
     for text in pages.values():
+        for name, titled in re.findall(r'```yaml title="([\w.]+)"\n(.*?)```', text, re.DOTALL):
+            (tmp_path / name).write_text(titled)
         for line in re.findall(r"(?:^|`)corellm serve ([^`\n]+)", text.replace("\\\n", " "), re.MULTILINE):
             words = [str(tmp_path / word) if (tmp_path / word).is_file() else word for word in shlex.split(line)]
-            found.append(options_of(*words, *([] if "--config" in words or words[0][0] != "-" else ["demo"])))
+            found.append(models_of(*words, *([] if "--config" in words or words[0][0] != "-" else ["demo"])))
     assert len(found) > 3
     examples = [code for text in pages.values() for code in re.findall(r"```yaml\n(model:.*?)```", text, re.DOTALL)]
     assert examples

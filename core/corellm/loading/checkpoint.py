@@ -44,13 +44,16 @@ def resolve_checkpoint(config: ModelConfig) -> Path:
 
     Raises:
         CheckpointError: there is none; says what was tried.
+        ConfigError: there is an `mmproj`, which it cannot have.
         MissingExtraError: it is in a layout that no installed extension reads.
     """
     local = Path(os.path.expanduser(config.model))  # `Path.expanduser` raises for an unknown user
     if os.path.isfile(local / "config.json"):  # `Path.is_file` raises for names that are too long
+        _refuse_mmproj(config)
         return local.resolve()
     shipped = shipped_checkpoints()
     if config.model in shipped:  # also where a directory of that name holds something else
+        _refuse_mmproj(config)
         return shipped[config.model]
     if os.path.exists(local) and (made := _of_other_layout(local, config.mmproj)):
         return made
@@ -61,11 +64,20 @@ def resolve_checkpoint(config: ModelConfig) -> Path:
     if config.model.startswith((".", "/", "~")) or config.model.count("/") != 1:
         known = ", ".join(sorted(shipped)) or "none"
         raise CheckpointError(
-            f"no model {config.model!r}: no such directory, not shipped by an installed plugin (those: {known}), "
-            f"and not a hub name (owner/name)"
+            f"no model {config.model!r}: no such directory or file, not shipped by an installed plugin (those: "
+            f"{known}), and not a hub name (owner/name)"
         )
+    _refuse_mmproj(config)
     weights = [] if config.load_format == "dummy" else _HUB_WEIGHTS
     return download(config.model, config.revision, _HUB_FILES + weights + _code(config), what="model")
+
+
+def _refuse_mmproj(config: ModelConfig) -> None:
+    if config.mmproj is not None:
+        raise ConfigError(
+            f"mmproj={config.mmproj!r:.100} goes with a GGUF file; {config.model} is a checkpoint with its encoders: "
+            "leave mmproj out"
+        )
 
 
 def _of_other_layout(path: Path, mmproj: str | None) -> Path | None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from corellm.errors import ContractError, CorellmError
+from corellm.errors import ContractError, CorellmError, MissingExtraError
 from corellm.multimodal.hook_results import adapter_errors, call_hook
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.multimodal.items import MultiModalItems
@@ -68,6 +68,7 @@ def measure_profile(
 
     Raises:
         ContractError: the hooks contradict each other, or a dummy is not what was asked for.
+        MissingExtraError: what reads the model's items is not installed.
         ProcessingError: a hook raised.
     """
     max_tokens: dict[str, int] = {}
@@ -134,10 +135,13 @@ def _dummy_item(hooks: HookCallers, parser: DataParser, modality: str, data: Map
 
     Raises:
         ContractError: it returned other items, or something that the parser does not read.
+        MissingExtraError: what reads such items is not installed.
     """
     counts = {modality: 1}
     try:
         items = parser.parse(data)
+    except MissingExtraError as error:
+        raise MissingExtraError(f"this model takes {modality}: {error}") from error
     except Exception as error:
         reader = "the parser of get_data_parser" if adapter_implements(hooks.get_data_parser) else "the parser"
         raise ContractError(

@@ -15,7 +15,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
 from corellm import LLM, SamplingParams
-from corellm.errors import CheckpointError, MissingExtraError
+from corellm.errors import CheckpointError, ConfigError, MissingExtraError
 from corellm.tiny_checkpoints import decoder_settings, randomize_weights, train_sentencepiece, train_tokenizer
 from corellm_quantization.gguf.blocks import FORMS, decoded
 from corellm_quantization.gguf.checkpoint import make_checkpoint
@@ -212,6 +212,12 @@ def test_a_tower_of_another_model_or_kind_is_refused(llava_files: tuple[Path, An
             make_checkpoint(folder / "model.gguf", str(tmp_path / "tower"))
     with pytest.raises(CheckpointError, match=r"mmproj: there is no file '/nowhere'"):
         make_checkpoint(folder / "model.gguf", "/nowhere")
+    with pytest.raises(CheckpointError, match=r"model.gguf is no encoder: its architecture is 'llama'; name the"):
+        make_checkpoint(folder / "model.gguf", str(folder / "model.gguf"))
+    with pytest.raises(CheckpointError, match=r"mmproj-model.gguf is an encoder alone: name the model's file"):
+        make_checkpoint(folder / "mmproj-model.gguf", None)
+    with pytest.raises(ConfigError, match=r"mmproj='x.gguf' goes with a GGUF file; demo is .*: leave mmproj out"):
+        LLM("demo", mmproj="x.gguf")
     alone = make_checkpoint(folder / "model.gguf", "none")
     assert transformers.AutoConfig.from_pretrained(alone).architectures == ["LlamaForCausalLM"]
 

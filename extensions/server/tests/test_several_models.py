@@ -193,7 +193,7 @@ models:
         ("models:", "models must have lines like"),
         ("models: [a]", "models must have lines like"),
         ("models: &all {a: *all}", "is nested too deeply"),
-        ("models: {a: b}", "'a' must be a name, with options like {model: demo}"),
+        ("models: {a: b}", "'a' must be a name with options, like `chat: {model: demo}`; got 'b'"),
         ("models: {1: {model: x}}", "1 must be a name"),
         ("models: {a: {model: x}, a: {model: y}}", "'a' is there twice"),
         ("models: {a: {max-num-seqs: 1, max_num_seqs: 2}}", "'max_num_seqs' is there twice"),

@@ -126,8 +126,13 @@ def test_directories_and_options_that_do_not_fit(images: Path) -> None:
         requests(images)
     file, config = images.parent / "requests.jsonl", ServerConfig()
     file.write_text("")
-    with pytest.raises(ConfigError, match=r"is a file of requests, .* leave out"):
+    with pytest.raises(ConfigError, match=r"is a file of requests, .* leave out question$"):
         open_input(str(file), InputOptions(question="what?"), config, {"model": "m"})
+    with pytest.raises(ConfigError, match=r"cannot read the input nowhere: No such file"):
+        open_input("nowhere", InputOptions(question="what?"), config, {"model": "m"})
+    (images.parent / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"empty has no image: no file in it ends in \.bmp, "):
+        requests(images.parent / "empty", "what?")
     with open_input(str(images), InputOptions(question="what?"), config, {"model": "m"}) as opened:
         assert isinstance(opened, ImageFolder)
     with pytest.raises(ConfigError, match="image_column is for tables"):

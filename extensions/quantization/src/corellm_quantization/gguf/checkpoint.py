@@ -128,6 +128,8 @@ def _write(folder: Path, file: GgufFile, tower: GgufFile | None) -> None:
     from safetensors.torch import save_file
 
     _require_tokenizers()
+    if file.architecture == "clip":
+        raise CheckpointError(f"{file.path} is an encoder alone: name the model's file, and this one with mmproj")
     try:
         config, tokenizer = _configuration(file), _tokenizer(file)
     except CheckpointError:

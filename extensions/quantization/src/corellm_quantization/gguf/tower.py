@@ -33,11 +33,16 @@ def add_tower(
     """
     llavas = "mlp" if file.stated.get("clip.has_llava_projector") else None
     kind = file.stated.get("clip.projector_type", file.stated.get("clip.vision.projector_type", llavas))
-    configure = _KINDS.get(kind) if isinstance(kind, str) and file.architecture == "clip" else None
+    if file.architecture != "clip":
+        raise CheckpointError(
+            f"{file.path} is no encoder: its architecture is {file.architecture!r:.60}; name the encoder's file with "
+            f"mmproj, or mmproj='none' to run the text model alone"
+        )
+    configure = _KINDS.get(kind) if isinstance(kind, str) else None
     if configure is None:
         raise CheckpointError(
-            f"{file.path}: encoders of the kind {kind!r:.60} are not known; known: {', '.join(_KINDS)}; mmproj='none' "
-            f"runs the text model alone"
+            f"{file.path}: encoders of the kind {kind!r:.60} are not known; known: {', '.join(_KINDS)}; "
+            f"mmproj='none' runs the text model alone"
         )
     output = file.tensors.get("mm.2.weight")
     if output is None or output.shape[0] != text.hidden_size:

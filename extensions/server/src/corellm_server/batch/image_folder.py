@@ -37,7 +37,7 @@ class ImageFolder(contextlib.AbstractContextManager["ImageFolder"]):
         max_bytes: of a request; the image of a larger one is not read.
 
     Raises:
-        ConfigError: the directory cannot be read, or has no questions.
+        ConfigError: the directory cannot be read, or has no images or no questions.
     """
 
     def __init__(
@@ -53,6 +53,8 @@ class ImageFolder(contextlib.AbstractContextManager["ImageFolder"]):
                 f"of these files with the columns {_FILE} and {column}"
             )
         self._table = None if question is not None else tables[0]
+        if self._table is None and next(self._questions(), None) is None:
+            raise ConfigError(f"the input {path} has no image: no file in it ends in {', '.join(sorted(_IMAGES))}")
         if self._table is not None and self._table.suffix == ".csv":
             names = next(_rows_of_csv(self._table), [])
             for name in (_FILE, column):

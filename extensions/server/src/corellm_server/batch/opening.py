@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,10 @@ def open_input(
         model = served_names(config.options, engine_args["model"])[0]
         asked = options.question, options.question_column, options.fields
         return ImageFolder(path, model, *asked, config.limits.max_body_bytes)
-    if options != InputOptions():
+    given = [field.name for field in fields(options) if getattr(options, field.name) != field.default]
+    if given and Path(path).exists():
         raise ConfigError(
             f"the input {path} is a file of requests, which have questions and fields of their own: leave out "
-            "question, question_column, image_column and request_fields"
+            f"{', '.join(given)}"
         )
     return InputFile(path, config.limits.max_body_bytes)

@@ -76,7 +76,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )  # fmt: skip
     parser.add_argument(
         "--model", metavar="MODEL", default=argparse.SUPPRESS,
-        help="a directory, a hub name (owner/name), `demo` or `demo-video`",
+        help="a directory, a GGUF file, a hub name (owner/name), `demo` or `demo-video`",
     )  # fmt: skip
     of_clients = {field.name for field in fields(ServerOptions)}.difference(_OPTIONS)
     add_server(parser, "requests", skip={"body_timeout", "body_stall_timeout", *of_clients})

@@ -77,7 +77,7 @@ def _entries(path: str, named: Any, offered: Sequence[type]) -> Iterator[tuple[s
     for name, own in named.items():
         place = f"--config {path}: models: {name!r:.100}"
         if not isinstance(name, str) or not name or not isinstance(own, Mapping):
-            raise ConfigError(f"{place} must be a name, with options like {{model: demo}}")
+            raise ConfigError(f"{place} must be a name with options, like `chat: {{model: demo}}`; got {own!r:.100}")
         for option in own:
             if str(option).replace("-", "_") in of_gate:
                 raise ConfigError(f"{place}: {option} is the whole server's; write it beside `models`")

@@ -57,7 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )  # fmt: skip
     parser.add_argument(
         "model", metavar="MODEL", nargs="?", default=argparse.SUPPRESS,
-        help="a directory, a hub name (owner/name), `demo` or `demo-video`",
+        help="a directory, a GGUF file, a hub name (owner/name), `demo` or `demo-video`",
     )  # fmt: skip
     add_server(parser, "server")
     for offer in engine_offers():
