@@ -63,6 +63,18 @@ def metrics_of(llm: LLM) -> dict[str, float]:
     return {m.name.removeprefix(begin): m.value for m in llm.get_metrics() if m.name.startswith(begin)}
 
 
+def failing_values(adapter: LoRARequest, broken: list[bool]) -> Any:
+    """In place of `AdapterFiles.values`: it fails for one adapter, for as long as that is broken."""
+    values = AdapterFiles.values
+
+    def failing(files: AdapterFiles) -> Any:
+        if broken[0] and files.path == Path(adapter.lora_path):
+            raise OSError("the disk is gone")
+        return values(files)
+
+    return failing
+
+
 def add(llm: LLM, name: str, adapter: LoRARequest | None, params: SamplingParams = PARAMS) -> None:
     keys = {} if adapter is None else {"lora_request": adapter}
     llm.engine.add_request(name, {"prompt": "yes", **keys}, params)
@@ -149,15 +161,8 @@ def test_an_adapter_that_cannot_be_read_fails_alone(
     llm: LLM, adapters: list[LoRARequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its requests end with the error, whether they wait or come later; others do not, and it may be right again."""
-    values = AdapterFiles.values
     broken = [True]
-
-    def failing(files: AdapterFiles) -> Any:
-        if broken[0] and files.path == Path(adapters[7].lora_path):
-            raise OSError("the disk is gone")
-        return values(files)
-
-    monkeypatch.setattr(AdapterFiles, "values", failing)
+    monkeypatch.setattr(AdapterFiles, "values", failing_values(adapters[7], broken))
     for name, adapter in {"a": adapters[7], "b": adapters[7], "c": adapters[8], "d": None}.items():
         add(llm, name, adapter)
     outputs = ended(llm)
@@ -200,8 +205,10 @@ def test_adapters_that_are_added_and_pinned(llm: LLM, adapters: list[LoRARequest
     assert llm.list_loras() == {2}
 
 
-def test_no_more_are_pinned_than_are_kept(llm: LLM, adapters: list[LoRARequest]) -> None:
-    """And others still run, one after another, though none of them stays."""
+def test_no_more_are_pinned_than_are_kept(
+    llm: LLM, adapters: list[LoRARequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And others still run, one after another, though none of them stays; one that cannot be read fails alone."""
     for number in range(6):
         llm.add_lora(adapters[number])
         llm.pin_lora(number + 1)
@@ -210,6 +217,13 @@ def test_no_more_are_pinned_than_are_kept(llm: LLM, adapters: list[LoRARequest])
         llm.pin_lora(7)
     outputs = llm.generate(["yes"] * 9, PARAMS, use_tqdm=False, lora_request=adapters[:9])
     assert [output.error for output in outputs] == [None] * 9
+    with monkeypatch.context() as patched:
+        patched.setattr(AdapterFiles, "values", failing_values(adapters[9], [True]))
+        add(llm, "broken", adapters[9])
+        add(llm, "beside", None)
+        outputs_of = ended(llm)
+    assert isinstance(outputs_of["broken"].error, RequestFailedError)
+    assert outputs_of["beside"].error is None
     assert llm.remove_lora(1)
     assert llm.pin_lora(7)
     assert llm.list_loras() == {2, 3, 4, 5, 6, 7}

@@ -112,7 +112,7 @@ class Shelf:
         try:
             return found.result()
         except CorellmError:
-            del self._kept[digest]  # another request may find the files right
+            self._kept.pop(digest, None)  # another request may find the files right
             raise
 
     def keep(self, digests: set[str]) -> None:
