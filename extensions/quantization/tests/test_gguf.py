@@ -237,6 +237,21 @@ def test_which_file_of_a_folder_is_meant_must_be_clear(llava_files: tuple[Path, 
         make_checkpoint(folder, None)
 
 
+def test_a_tower_is_found_beside_the_name_of_a_file_that_is_stored_elsewhere(
+    llava_files: tuple[Path, Any], tmp_path: Path
+) -> None:
+    """As the hub's cache has it: names lead to files without their endings."""
+    folder, stored = llava_files[0], tmp_path / "blobs"
+    stored.mkdir()
+    (snapshot := tmp_path / "snapshot").mkdir()
+    for number, name in enumerate(("model.gguf", "mmproj-model.gguf")):
+        (stored / f"{number}").write_bytes((folder / name).read_bytes())
+        (snapshot / name).symlink_to(stored / f"{number}")
+    for path in (snapshot, snapshot / "model.gguf"):
+        made = transformers.AutoConfig.from_pretrained(make_checkpoint(path, None))
+        assert made.architectures == ["LlavaForConditionalGeneration"]
+
+
 def test_truncated_and_hostile_files_are_refused(llava_files: tuple[Path, Any], tmp_path: Path) -> None:
     whole, path = (llava_files[0] / "model.gguf").read_bytes(), tmp_path / "model.gguf"
     huge = struct.pack("<Q", 2**63)

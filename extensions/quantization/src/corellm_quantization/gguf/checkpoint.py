@@ -45,8 +45,8 @@ def make_checkpoint(path: Path, mmproj: str | None) -> Path:
     Raises:
         CheckpointError: a file cannot be read, or does not fit; there are several, and none was named.
     """
-    file = _text_file(path).resolve()
-    tower = _tower_file(file, mmproj)
+    named = _text_file(path)
+    file, tower = named.resolve(), _tower_file(named, mmproj)
     folder = _folder() / _key([file] if tower is None else [file, tower])
     if not (folder / "config.json").is_file():
         header = read_header(file)
@@ -109,6 +109,7 @@ def _text_file(path: Path) -> Path:
 
 
 def _tower_file(file: Path, mmproj: str | None) -> Path | None:
+    """Return the encoder's file; it is beside the name of the text model's, whose bytes may be stored elsewhere."""
     if mmproj == _NONE:
         return None
     if mmproj is not None:
@@ -116,7 +117,7 @@ def _tower_file(file: Path, mmproj: str | None) -> Path | None:
         if not named.is_file():
             raise CheckpointError(f"mmproj: there is no file {mmproj!r:.300}")
         return named.resolve()
-    found = sorted(other for other in file.parent.glob(_TOWERS) if other.resolve() != file)
+    found = sorted(other for other in file.parent.glob(_TOWERS) if other.resolve() != file.resolve())
     if len(found) > 1:
         names = ", ".join(other.name for other in found[:9])
         raise CheckpointError(f"{file.parent} has several encoders ({names}); name one with mmproj, or `{_NONE}`")
