@@ -29,11 +29,13 @@ class DraftRows(Rows):
 
     def read(self, request_id: str, start: int) -> int | None:
         """Return the row of a state; later ones, which were of wrong drafts, are given back, and earlier ones stay."""
-        if request_id in self._next or not start:
+        if request_id in self._next:
             return super().read(request_id, start)
-        held = self._held.get(request_id, [])
-        self._held[request_id] = [one for one in held if one.num_tokens <= start]
+        held = self._held.pop(request_id, [])
         self._free += [one.row for one in held if one.num_tokens > start]
+        if not start:
+            return None
+        self._held[request_id] = [one for one in held if one.num_tokens <= start]
         (row,) = (one.row for one in held if one.num_tokens == start)
         return row
 
