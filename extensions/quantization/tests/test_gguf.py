@@ -296,10 +296,28 @@ def test_files_that_no_model_is_made_of_are_refused(tmp_path: Path) -> None:
 
     refused("positions scaled by 'longrope' are not known", **{"llama.rope.scaling.type": "longrope"})
     refused("is one of 3 parts", **{"split.count": 3})
+    refused("block_count is 1000000000, and the file has", **{"llama.block_count": 10**9})
     refused("transformers cannot use this file", **{"tokenizer.ggml.tokens": None})
     refused(r"the weights cannot be loaded|has no place|lacks", **{"llama.block_count": 3})
     refused("has no place in a model of 'llama'", **{"llama.block_count": 1})
     refused("expected", **{"llama.feed_forward_length": 96}, kind=Kind.Q8_0)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that says that it is its only part is a whole one; what cannot be kept fails with the way out."""
+    tokenizer, path = byte_level(), tmp_path / "model.gguf"
+    write_text(path, text_model("llama", tokenizer), tokenizer, lambda name: Kind.F32, **{"split.count": 1})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(path))
+    with pytest.raises(CheckpointError, match=r"cannot be kept in .*; remove what is there, or set XDG_CACHE_HOME"):
+        make_checkpoint(path, None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made = make_checkpoint(path, None)
+    (made / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=f"cannot be kept in {made}"):
+        make_checkpoint(path, None)
+    assert [entry.name for entry in made.parent.iterdir()] == [made.name]
+    with pytest.raises(CheckpointError, match="mmproj: there is no file 'xxx"):
+        make_checkpoint(path, "x" * 5000)
 
 
 def test_factors_of_llama_3_and_linear_scaling_reach_the_configuration(tmp_path: Path) -> None:

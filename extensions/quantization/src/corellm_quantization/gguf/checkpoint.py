@@ -50,16 +50,34 @@ def make_checkpoint(path: Path, mmproj: str | None) -> Path:
     folder = _folder() / _key([file] if tower is None else [file, tower])
     if not (folder / "config.json").is_file():
         header = read_header(file)
-        if split := header.stated.get("split.count", 0):
+        if (split := header.value("split.count", int, default=0)) > 1:
             raise CheckpointError(f"{file} is one of {split} parts; join them first (llama-gguf-split --merge)")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".unfinished-"))
+        _check_layers(header, f"{header.architecture}.block_count")
         try:
-            _write(made, header, None if tower is None else read_header(tower))
-            _put(made, folder)
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
+            _make(folder, header, None if tower is None else read_header(tower))
+        except OSError as error:
+            raise CheckpointError(
+                f"{file}: its configuration and tokenizer cannot be kept in {folder} ({error}); remove what is there, "
+                f"or set XDG_CACHE_HOME to a directory that can be written"
+            ) from error
     return folder
+
+
+def _make(folder: Path, file: GgufFile, tower: GgufFile | None) -> None:
+    """Write a checkpoint that is there as a whole, or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".unfinished-"))
+    try:
+        _write(made, file, tower)
+        _put(made, folder)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _check_layers(file: GgufFile, key: str) -> None:
+    """Raise where a file states more layers than it has tensors: to make them would never end."""
+    if not 0 < file.value(key, int) <= len(file.tensors):
+        raise CheckpointError(f"{file.path}: {key} is {file.stated[key]}, and the file has {len(file.tensors)} tensors")
 
 
 def _require_tokenizers() -> None:
@@ -114,7 +132,7 @@ def _tower_file(file: Path, mmproj: str | None) -> Path | None:
         return None
     if mmproj is not None:
         named = Path(mmproj).expanduser()
-        if not named.is_file():
+        if not os.path.isfile(named):  # `Path.is_file` raises for names that are too long
             raise CheckpointError(f"mmproj: there is no file {mmproj!r:.300}")
         return named.resolve()
     found = sorted(other for other in file.parent.glob(_TOWERS) if other.resolve() != file.resolve())
@@ -139,6 +157,7 @@ def _write(folder: Path, file: GgufFile, tower: GgufFile | None) -> None:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise CheckpointError(f"{file.path}: transformers cannot use this file: {reason}") from error
     if tower is not None:
+        _check_layers(tower, "clip.vision.block_count")
         config = add_tower(folder, config, tokenizer, file, tower)
     config.quantization_config = {
         "quant_method": "gguf", "model": str(file.path), "mmproj": None if tower is None else str(tower.path),
