@@ -184,6 +184,9 @@ def test_the_draft_model_sees_neither_items_nor_tokens_that_it_does_not_have() -
     assert sequence.text == [1, 2, 3, 4]
     sequence.add([5, 777, 6])
     assert sequence.text == [1, 2, 3, 4, 5, 6]
+    unseen = sequence_of([50, 777], num_ids=50)
+    unseen.add([777])
+    assert (unseen.text, unseen.num_computed) == ([], 0)
 
 
 @pytest.mark.parametrize(

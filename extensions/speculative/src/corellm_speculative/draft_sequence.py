@@ -78,7 +78,7 @@ class DraftSequence:
         if num_drafts:
             self.num_computed += min(num_right, num_drafts - 1)  # the last draft was not read
         self._read(tokens)
-        self.num_computed = min(self.num_computed, len(self.text) - 1)
+        self.num_computed = max(0, min(self.num_computed, len(self.text) - 1))
 
     def _compare(self, tokens: Sequence[int]) -> int:
         """Return how many drafts the next tokens are, and note it; the drafts are gone."""
