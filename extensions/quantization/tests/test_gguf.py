@@ -206,6 +206,7 @@ def test_a_tower_of_another_model_or_kind_is_refused(llava_files: tuple[Path, An
         ("clip.projector_type", "qwen2vl_merger", "the tokenizer lacks <|vision_start|>, .*; this is no Qwen2-VL"),
         ("clip.vision.feature_layer", [1, 2], "outputs of chosen layers are not known"),
         ("clip.vision.patch_size", "14", "clip.vision.patch_size is '14', expected int"),
+        ("clip.vision.block_count", 10**9, "block_count is 1000000000, and the file has"),
     ):
         write_tower(tmp_path / "tower", model, images, **{key: value})
         with pytest.raises(CheckpointError, match=message):

@@ -70,6 +70,17 @@ class GgufFile:
             )
         return found
 
+    def count(self, key: str) -> int:
+        """Return a number of parts, each of which has tensors.
+
+        Raises:
+            CheckpointError: it is no number, or there are fewer tensors.
+        """
+        found: int = self.value(key, int)
+        if not 0 < found <= len(self.tensors):
+            raise CheckpointError(f"{self.path}: {key} is {found}, and the file has {len(self.tensors)} tensors")
+        return found
+
     def mapped(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return the file's bytes, mapped, private to this process."""
         return np.memmap(self.path, dtype=np.uint8, mode="c")

@@ -34,7 +34,7 @@ def configure(
     vision = CLIPVisionConfig(
         hidden_size=file.value("clip.vision.embedding_length", int),
         intermediate_size=file.value("clip.vision.feed_forward_length", int),
-        num_hidden_layers=file.value("clip.vision.block_count", int),
+        num_hidden_layers=file.count("clip.vision.block_count"),
         num_attention_heads=file.value("clip.vision.attention.head_count", int),
         layer_norm_eps=file.value("clip.vision.attention.layer_norm_epsilon", float),
         image_size=size,

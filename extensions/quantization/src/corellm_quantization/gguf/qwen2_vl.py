@@ -56,7 +56,7 @@ def configure(
     return Qwen2VLConfig(
         text_config=values,
         vision_config={
-            "depth": file.value("clip.vision.block_count", int), "embed_dim": width, "hidden_size": text.hidden_size,
+            "depth": file.count("clip.vision.block_count"), "embed_dim": width, "hidden_size": text.hidden_size,
             "num_heads": file.value("clip.vision.attention.head_count", int),
             "mlp_ratio": max(up.shape) // width, "patch_size": patch, "spatial_merge_size": _MERGED,
             "temporal_patch_size": _FRAMES,
