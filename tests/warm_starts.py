@@ -36,9 +36,11 @@ _IMPORTS = (
     "transformers.models.llava.modeling_llava",
 )
 """What an engine of the tiny LLaVA imports, and a server: other models have more, and import it themselves."""
+_IMAGES = ("numpy", "PIL.Image", "corellm.media.image")
 _CHILDREN = {
     "corellm.templates.worker": (),
-    "corellm.media.worker": ("numpy", "PIL.Image", "corellm.media.image", "corellm.media.audio"),
+    "corellm.media.worker": _IMAGES,
+    "corellm_media.worker": (*_IMAGES, "corellm_media.audio"),
 }
 
 _is_fresh = False
