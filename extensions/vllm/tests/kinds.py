@@ -61,7 +61,7 @@ KINDS: dict[str, Kind] = {
     "automatic_prefix_caching": Kind("automatic_prefix_caching.py"),
     "prefix_caching": Kind("prefix_caching.py"),
     "spec_decode": Kind("spec_decode.py"),
-    "spec_decode_of_a_model": Kind("mlpspeculator.py, eagle.py", ConfigError, "not there yet"),
+    "spec_decode_of_a_model": Kind("mlpspeculator.py, eagle.py", ConfigError, "heads with Llama's layers are read"),
     "quantization": Kind("aqlm_example.py"),
     "dummy_weights": Kind("skip_loading_weights_in_engine_init.py"),
     # engines
