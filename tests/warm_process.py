@@ -239,7 +239,7 @@ def _show(command: Sequence[str]) -> None:
 
 def main() -> None:
     """Import what is asked for, fork, and in a forked process run its module."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests = socket.socket(fileno=os.dup(0))
     gc.disable()
     for name in json.loads(requests.recv(_MOST_BYTES)):
@@ -250,7 +250,7 @@ def main() -> None:
     gc.freeze()
     gc.enable()
     words = _serve(requests)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, interrupt)
     sys.modules.pop(words[0], None)  # imported above: runpy warns of it
     sys.argv = words
     runpy.run_module(words[0], run_name="__main__", alter_sys=True)

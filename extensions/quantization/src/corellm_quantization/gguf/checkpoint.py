@@ -52,6 +52,8 @@ def make_checkpoint(path: Path, mmproj: str | None) -> Path:
         header = read_header(file)
         if (split := header.value("split.count", int, default=0)) > 1:
             raise CheckpointError(f"{file} is one of {split} parts; join them first (llama-gguf-split --merge)")
+        if header.architecture == "clip":
+            raise CheckpointError(f"{file} is an encoder alone: name the model's file, and this one with mmproj")
         header.count(f"{header.architecture}.block_count")  # transformers would make any number of layers
         try:
             _make(folder, header, None if tower is None else read_header(tower))
@@ -141,8 +143,6 @@ def _write(folder: Path, file: GgufFile, tower: GgufFile | None) -> None:
     from safetensors.torch import save_file
 
     _require_tokenizers()
-    if file.architecture == "clip":
-        raise CheckpointError(f"{file.path} is an encoder alone: name the model's file, and this one with mmproj")
     try:
         config, tokenizer = _configuration(file), _tokenizer(file)
     except CheckpointError:
