@@ -7,6 +7,7 @@ computes what any model of its size does, and what it will say is known. Texts:
     again      each output was an output before
     new        no run of tokens comes twice
     misleading tokens drawn from 40: runs come again all the time, and go on otherwise
+    keys       JSON whose keys are some 25 characters each, and whose values are drawn
 
 The draft model is 128 x 2: `draft` says another token after every 8th, `stranger` after each. Beside its ratio on new
 text stands the theoretical one, if rows of drafts cost nothing: tokens of a step, by the measured times of both models.
@@ -26,7 +27,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from corellm import LLM, SamplingParams
+from corellm import LLM, SamplingParams, StructuredOutputsParams
 from corellm_testing.tiny_text import make_tiny_checkpoint
 
 VOCABULARY = 16384
@@ -38,6 +39,22 @@ WRONG_EVERY = 8
 NGRAM = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
 SUFFIX = {"method": "suffix", "num_speculative_tokens": 16}
 DRAFT_MODEL = {"method": "draft_model", "model": "draft", "num_speculative_tokens": NUM_DRAFTS}
+FORMS = {"method": "forms"}
+KEYS = (
+    "number_of_things_in_sight",
+    "colour_of_the_background",
+    "distance_to_the_next_wall",
+    "name_of_the_largest_thing",
+)
+RECORD = {
+    "type": "object",
+    "properties": {key: {"type": "integer", "minimum": 0, "maximum": 99} for key in KEYS},
+    "required": [*KEYS],
+    "additionalProperties": False,
+}
+FORM = StructuredOutputsParams(
+    json={"type": "array", "items": RECORD, "minItems": 1000}, disable_any_whitespace=True
+)  # fmt: skip
 STRANGER = {**DRAFT_MODEL, "model": "stranger"}
 CASES = (
     ("copies", NGRAM),
@@ -49,6 +66,7 @@ CASES = (
     ("new", DRAFT_MODEL),
     ("new", STRANGER),
     ("misleading", DRAFT_MODEL),
+    ("keys", FORMS),
 )
 
 
@@ -96,7 +114,8 @@ def prompts_of(text: str, circle: Sequence[int], streams: int, tokens: int, turn
 def params_of(text: str, tokens: int, stream: int) -> SamplingParams:
     """Return how a stream is sampled."""
     drawn: dict[str, Any] = {"temperature": 1.0, "seed": stream, "allowed_token_ids": [*range(16, 56)]}
-    chosen = drawn if text == "misleading" else {"temperature": 0}
+    held: dict[str, Any] = {"temperature": 1.0, "seed": stream, "structured_outputs": FORM}
+    chosen = {"misleading": drawn, "keys": held}.get(text, {"temperature": 0})
     return SamplingParams(max_tokens=tokens, ignore_eos=True, detokenize=False, **chosen)
 
 

@@ -248,15 +248,17 @@ class SpokenTimes:
     languages: Mapping[int, str]
     """Names of languages by the tokens of a prompt that say them: `{50261: "german"}`."""
     heads: Sequence[tuple[int, int]] = ()
-    """Layers and heads of the decoder whose attention says what a token is heard in; none where that is not known."""
+    """Alignment heads, as (layer, head) of the decoder: their cross-attention says when a token is heard. Empty where
+    they are not known."""
     smoothing: int = 7
-    """Steps, an odd number, of which the median is taken of that attention."""
+    """Width of the median filter over the frames of that attention, an odd number."""
     no_speech: int | None = None
-    """The token whose probability behind the one that begins a text says that nobody speaks."""
+    """Token for silence (Whisper's `<|nospeech|>`). Its probability right after the token that
+    begins a transcript (`<|startoftranscript|>`) is that of no speech. None for a model without such a token."""
     earlier: tuple[int, int] | None = None
-    """The token before what was said earlier, and how many tokens of that a prompt has at most."""
+    """Token that comes before the text of earlier windows, and the most tokens of that text in a prompt."""
     stated: Mapping[str, Any] = field(default_factory=dict)
-    """What the checkpoint sets of `LLM.transcribe`'s thresholds, and of `condition_on_prev_tokens`."""
+    """Values of `LLM.transcribe`'s thresholds and of `condition_on_prev_tokens` that the checkpoint sets."""
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ class WantedEngine:
     """An engine for one of a server's models."""
 
     name: str
-    """By which clients ask for the model."""
+    """Name by which clients ask for the model."""
     options: Any
-    """Of the offer's class."""
+    """Options, an object of the offer's class."""
     engine_args: Mapping[str, Any]
     """Arguments of `EngineConfig.from_kwargs`."""
 

@@ -79,8 +79,8 @@ def check_bytes(count: int, max_bytes: int) -> None:
         )
 
 
-class _Frames:
-    """Frames in memory, `[frames, height, width, 3]`."""
+class FramesInMemory:
+    """A `FrameSource` of pixels, `[frames, height, width, 3]` uint8."""
 
     times = None
 
@@ -88,6 +88,7 @@ class _Frames:
         self._pixels = pixels
 
     def read(self, numbers: Sequence[int]) -> Iterator[np.ndarray[Any, Any]]:
+        """Yield copies of frames."""
         for number in numbers:
             yield self._pixels[number].copy()
 
@@ -121,7 +122,7 @@ def _from_frames(frames: Any, given: Mapping[str, Any], limits: MultiModalConfig
         pixels[number] = np.asarray(image)
     assert metadata is not None
     content = ("frames", pixels, asdict(metadata))
-    return Video(_Frames(pixels), metadata, max_frames=limits.max_video_frames, content=content)
+    return Video(FramesInMemory(pixels), metadata, max_frames=limits.max_video_frames, content=content)
 
 
 # --- metadata ---------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ The names below are for authors of adapters; importing them imports no torch. Th
     chat                a conversation to prompt text and media
 """
 
+from corellm.media.frames import FramesInMemory
 from corellm.media.video import Video, VideoMetadata
 from corellm.multimodal.chat import TEXT_BOUNDARY, collect_media
 from corellm.multimodal.defaults import check_processor_kwargs, check_sizes
@@ -36,6 +37,7 @@ __all__ = [
     "TEXT_BOUNDARY",
     "DataParser",
     "EmbeddingItems",
+    "FramesInMemory",
     "MediaItems",
     "ModalityItems",
     "ModalityParser",

@@ -29,12 +29,13 @@ from extensions.quantization.tests.gguf_files import (
     write_text,
     write_tower,
 )
+from extensions.quantization.tests.oracle import greedy
 from tests.fixtures import random_image
 
 PARAMS = SamplingParams(temperature=0, max_tokens=6, logprobs=3, ignore_eos=True)
 PROMPT, IMAGE = "USER: <image>\nWhat shape? ASSISTANT:", random_image(60, 50, 1)
 TEXTS = (
-    "What shape is in the picture?", " two  spaces\n\nand\ttabs ", "unseen: Ångström, 数字 7, 🙂", "</s> <s> <image>",
+    "What shape is in the image?", " two  spaces\n\nand\ttabs ", "unseen: Ångström, 数字 7, 🙂", "</s> <s> <image>",
     "", "it's 12345!",
 )  # fmt: skip
 
@@ -66,17 +67,6 @@ def byte_level() -> Any:
 def of_pieces() -> Any:
     """A tokenizer as SentencePiece has them."""
     return transformers.LlamaTokenizer(**train_sentencepiece(["<unk>", "<s>", "</s>"]))
-
-
-def greedy(model: Any, inputs: Mapping[str, Tensor]) -> tuple[list[int], Tensor]:
-    """Tokens and log-probabilities of transformers in float32."""
-    with torch.inference_mode():
-        output = model.generate(
-            **inputs, max_new_tokens=6, do_sample=False, return_dict_in_generate=True, output_scores=True,
-            eos_token_id=None,
-        )  # fmt: skip
-    tokens = output.sequences[0, inputs["input_ids"].shape[1] :].tolist()
-    return tokens, torch.stack([scores[0].log_softmax(-1) for scores in output.scores])
 
 
 def assert_same(output: Any, wanted: tuple[list[int], Tensor]) -> None:
@@ -136,7 +126,7 @@ def test_tokens_are_the_original_tokenizers(make_tokenizer: Callable[[], Any], t
     made = transformers.AutoTokenizer.from_pretrained(make_checkpoint(tmp_path, None))
     for text in TEXTS:
         assert made(text)["input_ids"] == tokenizer(text)["input_ids"], text
-    ids = tokenizer("What shape is in the picture?")["input_ids"]
+    ids = tokenizer("What shape is in the image?")["input_ids"]
     assert made.decode(ids) == tokenizer.decode(ids)
     assert made.chat_template == tokenizer.chat_template
 

@@ -19,6 +19,7 @@ from corellm import LLM, SamplingParams
 from corellm.errors import CheckpointError
 from corellm_kernels.cpu.kept_tensors import KeptTensors
 from corellm_quantization.published import published
+from extensions.quantization.tests.oracle import greedy
 from extensions.quantization.tests.published_checkpoints import Rounded, awq, compressed, gptq, rounded, write
 from tests.fixtures import random_image
 
@@ -87,13 +88,7 @@ def of_transformers(path: Path) -> tuple[list[int], Tensor]:
     """Tokens and log-probabilities in float32."""
     model = LlavaForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
     inputs = AutoProcessor.from_pretrained(path)(images=IMAGE, text=PROMPT, return_tensors="pt")
-    with torch.inference_mode():
-        output = model.generate(
-            **inputs, max_new_tokens=6, do_sample=False, return_dict_in_generate=True, output_scores=True,
-            eos_token_id=None,
-        )  # fmt: skip
-    tokens = output.sequences[0, inputs["input_ids"].shape[1] :].tolist()
-    return tokens, torch.stack([scores[0].log_softmax(-1) for scores in output.scores])
+    return greedy(model, inputs)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

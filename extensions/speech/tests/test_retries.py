@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,19 +29,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sizes = {**kind.config, "max_target_positions": 64}
         patch.setitem(ENCODER_DECODERS, "WhisperForConditionalGeneration", replace(kind, config=sizes))
         return whisper(tmp_path_factory.mktemp("whisper"), language=None)
-
-
-@pytest.fixture(scope="module")
-def llm(path: Path) -> Iterator[LLM]:
-    """It, loaded."""
-    with LLM(str(path), dtype="float32") as loaded:
-        yield loaded
-
-
-@pytest.fixture(scope="module")
-def oracle(path: Path) -> Oracle:
-    """It, in transformers."""
-    return Oracle(path)
 
 
 def found_by(llm: LLM, **asked: Any) -> Any:

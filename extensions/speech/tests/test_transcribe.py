@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from math import nan
 from pathlib import Path
@@ -31,19 +30,6 @@ PARAMS = SamplingParams(temperature=0, max_tokens=TOKENS)
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Whisper that hears which language is spoken."""
     return whisper(tmp_path_factory.mktemp("whisper"), language=None)
-
-
-@pytest.fixture(scope="module")
-def llm(path: Path) -> Iterator[LLM]:
-    """It, loaded."""
-    with LLM(str(path), dtype="float32") as loaded:
-        yield loaded
-
-
-@pytest.fixture(scope="module")
-def oracle(path: Path) -> Oracle:
-    """It, in transformers."""
-    return Oracle(path)
 
 
 def found_by(llm: LLM, samples: Any, **asked: Any) -> Transcript:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,13 +30,6 @@ PARAMS = SamplingParams(temperature=0, max_tokens=TOKENS)
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Whisper that says by which heads words are found."""
     return whisper(tmp_path_factory.mktemp("whisper"), language=None, alignment_heads=[[1, 3], [0, 1], [1, 0]])
-
-
-@pytest.fixture(scope="module")
-def llm(path: Path) -> Iterator[LLM]:
-    """It, loaded."""
-    with LLM(str(path), dtype="float32") as loaded:
-        yield loaded
 
 
 def test_tokens_are_heard_when_generate_says(path: Path, llm: LLM) -> None:

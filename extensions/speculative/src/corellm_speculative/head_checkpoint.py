@@ -31,15 +31,15 @@ class HeadCheckpoint:
 
     path: Path
     config: Mapping[str, Any]
-    """Of its layers, which are Llama's."""
+    """Configuration of its layers, which are Llama's."""
     shapes: Mapping[str, tuple[int, ...]]
-    """Of the tensors that are read, by name."""
+    """Shapes of the tensors that are read, by name."""
     files: Mapping[str, tuple[Path, str]]
     """File of each, and the name that it has there."""
     model_width: int
     """Hidden size of the model that it is for."""
     layers: tuple[int, ...] | None
-    """Of EAGLE-3: the model's layers whose inputs it reads; None for the usual ones."""
+    """Layers of the model whose inputs an EAGLE-3 head reads; None for the usual ones."""
 
     @property
     def hidden_size(self) -> int:

@@ -17,7 +17,7 @@ class Word:
     """Seconds from the beginning of the audio."""
     end: float
     text: str
-    """With the space before it, if there is one."""
+    """The word, with the space before it if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Segment:
     mean_logprob: float = 0.0
     """Mean log-probability of the tokens of that window."""
     temperature: float = 0.0
-    """At which its text was sampled."""
+    """Temperature at which its text was sampled."""
     no_speech_prob: float | None = None
     """Probability that nobody speaks in that window; None where that was not asked for."""
     token_times: list[float] = field(default_factory=list)

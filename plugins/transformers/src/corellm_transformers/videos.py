@@ -5,38 +5,24 @@ Knows how processors sample; knows no model family.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from corellm.errors import MediaTooLargeError
-from corellm.multimodal import Video, VideoMetadata
+from corellm.multimodal import FramesInMemory, Video, VideoMetadata
 
 _MAX_BYTES = 1 << 30
 """Most bytes of all frames of a video, for a processor that takes no sample of them."""
-
-
-class Pixels:
-    """Frames in memory, `[frames, height, width, 3]` uint8."""
-
-    times = None
-
-    def __init__(self, pixels: np.ndarray[Any, Any]) -> None:
-        self._pixels = pixels
-
-    def read(self, numbers: Sequence[int]) -> Iterator[np.ndarray[Any, Any]]:
-        """Yield copies of frames."""
-        for number in numbers:
-            yield self._pixels[number].copy()
 
 
 def video_of(pixels: np.ndarray[Any, Any], fps: float) -> Video:
     """Return a video of frames in memory."""
     count, height, width, _ = pixels.shape
     metadata = VideoMetadata(count, fps, width, height, count / fps)
-    return Video(Pixels(pixels), metadata, max_frames=count, content=())
+    return Video(FramesInMemory(pixels), metadata, max_frames=count, content=())
 
 
 class _Sampled(np.ndarray[Any, Any]):

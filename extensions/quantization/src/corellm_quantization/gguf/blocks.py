@@ -37,7 +37,7 @@ class Form(NamedTuple):
     group: int
     bits: int
     minima: bool = False
-    """As of `GroupedWeight`."""
+    """Whether `zeros` are minima: see `GroupedWeight`."""
 
 
 def decoded(kind: _Kind, blocks: Tensor) -> GroupedWeight:

@@ -23,7 +23,7 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 """Types of values that have one size, as `struct` names them."""
 _STRING, _ARRAY = 8, 9
 _DEEPEST, _MOST_DIMENSIONS, _LONGEST = 4, 4, 1 << 24
-"""Of arrays in arrays, of a tensor, and of an array."""
+"""Bounds on arrays within arrays, on dimensions of a tensor, and on values of an array."""
 
 
 class StoredTensor(NamedTuple):

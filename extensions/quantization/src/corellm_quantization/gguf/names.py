@@ -54,7 +54,7 @@ _QWEN2_VL = {
     "ffn_down": "mlp.fc2",
 }
 _TOWERS: Mapping[str, Mapping[str, str]] = {"llava": _LLAVA, "qwen2_vl": _QWEN2_VL}
-"""By type of model: parts of names in files, and in transformers, in the order in which several become one."""
+"""Parts of names in files and in transformers, by type of model, in the order in which several become one."""
 _UNUSED = re.compile(r"vision_tower\..*post_layernorm\.")
 """Parameters of a tower that LLaVA does not use, and files leave out."""
 _BLOCK = re.compile(r"v\.blk\.(\d+)\.(\w+)$")
@@ -68,7 +68,7 @@ class Source(NamedTuple):
 
     @property
     def stored(self) -> StoredTensor:
-        """Where it is, and how."""
+        """The tensor's place in the file, and its type."""
         return self.file.tensors[self.name]
 
 
@@ -76,7 +76,8 @@ class Names(NamedTuple):
     """Where a model's parameters are in files."""
 
     sources: Mapping[str, list[Source]]
-    """By parameter: several become one, by transformers' processor or, of a tower, side by side; none are unused."""
+    """Tensors of each parameter. Several are joined: by transformers' processor, or side by side in a tower. A
+    parameter without any is not used."""
     by_tensor: Mapping[str, str]
     """Parameters by the text model's tensors, as transformers' processor takes them."""
     text: GgufFile

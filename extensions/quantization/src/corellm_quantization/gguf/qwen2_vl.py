@@ -21,7 +21,7 @@ _TOKENS = {
 _MERGED, _FRAMES = 2, 2
 """Side of a token in patches, and frames of a patch: of all published models."""
 _PIXELS = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 16384}
-"""Of an image, as published processors have them; files need not say."""
+"""Bounds on the pixels of an image, as published processors have them; files need not say."""
 
 
 def configure(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 _KINDS = {"mlp": llava.configure, "qwen2vl_merger": qwen2_vl.configure}
-"""By the type of the projector."""
+"""Functions that configure a model with its tower, by the type of the projector."""
 
 
 def add_tower(

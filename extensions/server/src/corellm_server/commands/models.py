@@ -32,7 +32,7 @@ class ModelConfig:
     """A model of a server."""
 
     config: ServerConfig
-    """Of the server, with the model's own options in it."""
+    """Configuration of the server, with the model's own options in it."""
     engine_args: dict[str, Any]
 
 

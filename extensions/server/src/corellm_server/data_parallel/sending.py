@@ -38,7 +38,7 @@ class _Job:
     drop: Callable[[], None]
     """Called in place of `send` where the engine has ended."""
     request_id: str | None = None
-    """Of a request that is sent."""
+    """Id of the request that is sent; None for a call."""
 
 
 class SendingLink(EngineLink):
@@ -147,7 +147,7 @@ class SendingLink(EngineLink):
             job.drop()
 
     def close(self) -> None:
-        """As `EngineLink.close`, and end the thread."""
+        """Close the link, and end the thread."""
         self.stop_sending()
         super().close()  # ends the process, and with it a send that it did not read
         if self._sender is not threading.current_thread():
