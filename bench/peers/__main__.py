@@ -26,7 +26,7 @@ from bench.peers.environments import CACHE
 from bench.peers.plot import save_plots
 from bench.peers.results import Results
 from bench.peers.run import Benchmark, Settings, turns
-from bench.peers.sides import SIDES
+from bench.peers.sides import OURS_OF_BITS, SIDES
 from bench.peers.sizes import SIZES
 from bench.peers.summary import rows
 from bench.peers.table import table
@@ -44,6 +44,7 @@ examples:
   python -m bench.peers.install                                # the peers, once: some gigabytes
   python -m bench.peers --quick                                # some minutes: small, one round, a quarter of the work
   python -m bench.peers                                        # small and medium, five rounds: hours
+  python -m bench.peers --bits 8 4 --sizes medium              # weights of 8 and 4 bits, beside llama.cpp's
   python -m bench.peers --workloads W1 W4 --sides corellm openvino-genai --rounds 7 --sizes medium
 """
 
@@ -75,7 +76,10 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--rounds", type=int, help="how often everything is measured (default 5; 1 with --quick)")
-    parser.add_argument("--sides", nargs="+", choices=SIDES, metavar="SIDE", help="which engines (default: all)")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, metavar="SIDE",
+                        help="which engines (default: all with weights of --bits)")  # fmt: skip
+    parser.add_argument("--bits", nargs="+", type=int, choices=OURS_OF_BITS, metavar="BITS", default=[16],
+                        help="sides with weights of 16 bits (the default), 8 or 4, if --sides names none")  # fmt: skip
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, metavar="W", help="which (default: all)")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, metavar="SIZE",
                         help="which models (default: small and medium; small with --quick)")  # fmt: skip
@@ -99,8 +103,9 @@ def _settings(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Sett
         parser.error("--rounds and --timeout must be positive")
     if not 1 <= threads <= cores:
         parser.error(f"--threads must be 1 to {cores}, the usable cores; got {threads}")
+    of_bits = [name for name, side in SIDES.items() if side.bits in args.bits]
     return Settings(
-        rounds=rounds, sides=_in_order(SIDES, args.sides), workloads=_in_order(WORKLOADS, args.workloads),
+        rounds=rounds, sides=_in_order(SIDES, args.sides or of_bits), workloads=_in_order(WORKLOADS, args.workloads),
         sizes=_in_order(SIZES, args.sizes or (["small"] if args.quick else ["small", "medium"])),
         dtype=_native_dtype() if args.dtype == "auto" else args.dtype, quick=args.quick, threads=threads,
         cache=args.cache.resolve(), out=args.out.resolve(), timeout=args.timeout,

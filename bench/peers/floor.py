@@ -32,7 +32,7 @@ class Step:
     """Weights that it reads."""
     operations: int
 
-    def seconds(self, machine: Machine, itemsize: int) -> float:
+    def seconds(self, machine: Machine, itemsize: float) -> float:
         """Its floor, with weights of so many bytes each."""
         return max(self.weights * itemsize / machine.bytes_per_s, self.operations / machine.flops_per_s)
 
@@ -69,7 +69,7 @@ def generation(size: Size, lengths: Sequence[int], images: int, tokens: int, cac
 
 
 def best_figures(
-    size: Size, workload: str, plan: Plan, lengths: Sequence[int], machine: Machine, itemsize: int
+    size: Size, workload: str, plan: Plan, lengths: Sequence[int], machine: Machine, itemsize: float
 ) -> dict[str, float]:
     """What each figure of a workload would be at the floor; figures that have none are left out.
 

@@ -1,6 +1,7 @@
-"""Makes the environments of the peers: `python -m bench.peers.install [vllm] [openvino]`.
+"""Makes the environments of the peers: `python -m bench.peers.install [vllm] [openvino] [llama.cpp]`.
 
-Each is a virtual environment of its own, some gigabytes large; nothing of it is a dependency of corellm. What is
+Each is a virtual environment of its own, some gigabytes large; nothing of it is a dependency of corellm. llama.cpp is
+compiled for this processor, which takes a C++ compiler and some minutes. What is
 installed already is left as it is. pip's settings hold: where its index has no builds of torch for CPUs, give one that
 has (PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu).
 """
@@ -16,7 +17,9 @@ from pathlib import Path
 
 from bench.peers.environments import CACHE, REQUIREMENTS, Environment
 
-_CHECKS = {"vllm": "import vllm", "openvino": "import openvino_genai, optimum.intel.openvino"}
+_CHECKS = {
+    "vllm": "import vllm", "openvino": "import openvino_genai, optimum.intel.openvino", "llama.cpp": "import llama_cpp",
+}  # fmt: skip
 _MISSING_OPERATORS = """
 import torch
 _operators = torch.library.Library("torchvision", "DEF")

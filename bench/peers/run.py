@@ -6,7 +6,6 @@ Knows processes and files; what is measured within a process is in `worker`, wha
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from typing import Any, Protocol
 
 from bench.peers import checkpoints, floor
 from bench.peers.environments import Environment, process_variables, python_of
+from bench.peers.forms import Maker
 from bench.peers.processes import run
 from bench.peers.results import Measurement, Results
 from bench.peers.sides import SIDES, Side
@@ -23,9 +23,6 @@ from bench.peers.worker import Job
 from bench.peers.workloads import Plan, plan_of, requests_of, text_request
 
 _ITEMSIZES = {"float32": 4, "bfloat16": 2}
-_EXPORTED = {"float32": "fp32", "bfloat16": "fp16"}
-"""How optimum-intel names the types of weights; it has no bfloat16."""
-_EXPORT_SECONDS = 900
 _MACHINE_SECONDS = 120
 
 
@@ -104,37 +101,25 @@ class Benchmark:
             self._progress.done(str(turn), measurement.failure)
 
     def _prepare(self) -> None:
-        """Write the checkpoints; export them for the sides that need it."""
+        """Write the checkpoints, and what sides need of them in another form."""
         for size in self._settings.sizes:
             self._progress.doing(f"checkpoint {size}")
             checkpoints.checkpoint(self._settings.cache / "checkpoints", size, self._settings.dtype)
-            environment = self._environment(SIDES["openvino-genai"])
-            if "openvino-genai" in self._settings.sides and environment is not None and environment.missing is None:
-                self._progress.doing(f"export {size} for OpenVINO")
-                if problem := self._export(size, environment):
-                    self._unusable["openvino-genai", size] = f"its export failed: {problem}"
+            maker = Maker(
+                self._folder(size), self._settings.dtype, self._settings.threads, self._settings.cache,
+                self._logs / f"forms-{size}.txt", self._progress.doing,
+            )  # fmt: skip
+            for name in self._settings.sides:
+                if problem := maker.make(SIDES[name].form):
+                    self._unusable[name, size] = problem
 
-    def _export(self, size: str, environment: Environment) -> str | None:
-        target = self._model(size, SIDES["openvino-genai"])
-        if (target / "openvino_language_model.xml").exists():
-            return None
-        unfinished = target.with_name(f"{target.name}-unfinished")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        command = [
-            str(environment.python.with_name("optimum-cli")), "export", "openvino", "--model",
-            str(self._model(size, SIDES["corellm"])), "--task", "image-text-to-text", "--weight-format",
-            _EXPORTED[self._settings.dtype], str(unfinished),
-        ]  # fmt: skip
-        variables = process_variables(self._settings.threads, environment)
-        problem = run(command, variables, self._logs / f"export-{size}.txt", _EXPORT_SECONDS)
-        if problem is None:
-            unfinished.rename(target)
-        return problem
+    def _folder(self, size: str) -> Path:
+        """Where a checkpoint and what is made of it are."""
+        return self._settings.cache / "checkpoints" / f"{size}-{self._settings.dtype}"
 
     def _model(self, size: str, side: Side) -> Path:
         """Where a side's form of a checkpoint is."""
-        folder = self._settings.cache / "checkpoints" / f"{size}-{self._settings.dtype}"
-        return folder / ("openvino" if side.environment == "openvino" else "model")
+        return self._folder(size) / side.form
 
     def _environment(self, side: Side) -> Environment | None:
         return Environment.of(side.environment, self._settings.cache) if side.environment else None
@@ -204,7 +189,9 @@ class Benchmark:
             plan = replace(plan, shared_tokens=length(shared))
         rates = self.results.machine[turn.round]
         machine = floor.Machine(rates["bytes_per_s"], rates["flops_per_s"])
-        return floor.best_figures(size, turn.workload, plan, lengths, machine, _ITEMSIZES[self._settings.dtype])
+        bits = SIDES[turn.side].bits
+        itemsize = _ITEMSIZES[self._settings.dtype] if bits == 16 else bits / 8
+        return floor.best_figures(size, turn.workload, plan, lengths, machine, itemsize)
 
 
 def _common_start(texts: list[str]) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 from bench.peers.workloads import WORKLOADS
 
 OURS = "corellm"
+OURS_OF_BITS = {16: OURS, 8: "corellm, int8", 4: "corellm, int4"}
+"""What others are compared with: our side whose weights have as many bits."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +23,17 @@ class Side:
     environment: str | None = None
     """The peer's; None for corellm's own."""
     workloads: tuple[str, ...] = tuple(WORKLOADS)
+    bits: int = 16
+    """Of a weight, about; 16 is the type of the measurement."""
+    form: str = "model"
+    """The file or folder of the checkpoint that it reads: `model` as the hub has it, or what is made of that."""
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     serve: tuple[str, ...] = ()
     """Command of its server, after its interpreter."""
 
 
 _BATCHES = ("W1", "W2", "W7")
+_ROUNDED = ("W1", "W2", "W4", "W6")
 _COMMON = (
     "--port", "{port}", "--dtype", "{dtype}", "--max-model-len", "2048", "--max-num-seqs", "32",
     "--max-num-batched-tokens", "2048",
@@ -46,8 +53,19 @@ SIDES = {
         "vllm", "vllm",
         serve=("-m", "vllm.entrypoints.openai.api_server", "--model", "{model}", *_COMMON, "--enforce-eager"),
     ),
-    "openvino-genai": Side("openvino", "openvino", tuple(name for name in WORKLOADS if name != "W5")),
+    "openvino-genai": Side(
+        "openvino", "openvino", tuple(name for name in WORKLOADS if name != "W5"), form="openvino",
+    ),
+    "llama.cpp, F16": Side("llamacpp", "llama.cpp", _ROUNDED, form="gguf/F16.gguf"),
     "transformers": Side("transformers", workloads=("W1", "W2", "W3", "W4", "W6", "W7")),
     "transformers, batched": Side("transformers", workloads=_BATCHES, options={"batched": True}),
+    "corellm, int8": Side("corellm", None, _ROUNDED, 8, options={"quantization": "int8"}),
+    "llama.cpp, Q8_0": Side("llamacpp", "llama.cpp", _ROUNDED, 8, form="gguf/Q8_0.gguf"),
+    "openvino-genai, int8": Side("openvino", "openvino", _ROUNDED, 8, form="openvino-int8"),
+    "corellm, int4": Side("corellm", None, _ROUNDED, 4, options={"quantization": "int4"}),
+    "corellm, Q4_K_M": Side("corellm", None, _ROUNDED, 4, form="gguf/Q4_K_M.gguf"),
+    "llama.cpp, Q4_K_M": Side("llamacpp", "llama.cpp", _ROUNDED, 4, form="gguf/Q4_K_M.gguf"),
+    "openvino-genai, int4": Side("openvino", "openvino", _ROUNDED, 4, form="openvino-int4"),
 }  # fmt: skip
-"""By name, in the order in which they run. OpenVINO GenAI and `generate` have no server."""
+"""By name, in the order in which they run. OpenVINO GenAI and `generate` have no server; llama.cpp has one, which is
+not measured."""

@@ -1,4 +1,4 @@
-"""Medians over the rounds, and ratios within them: corellm against each side, figure by figure.
+"""Medians over the rounds, and ratios within them: corellm, with as many bits, against each side, figure by figure.
 
 A ratio above 1 says that corellm is ahead: as many times as fast, or that part of the memory. It is formed within each
 round, where both ran minutes apart, and the median of the rounds counts. Knows records only.
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bench.peers.results import NEITHER, ColdWarm, Measurement
-from bench.peers.sides import OURS
+from bench.peers.sides import OURS_OF_BITS, SIDES
 from bench.peers.workloads import better
 
 
@@ -45,7 +45,7 @@ def rows(measurements: Iterable[Measurement]) -> list[Row]:
         names = dict.fromkeys(name for runs in sides.values() for run in runs for name in run.figures)
         done = {side: [run for run in runs if run.failure is None] for side, runs in sides.items()}
         found += [
-            _row(size, workload, figure, side, runs, done.get(OURS, []))
+            _row(size, workload, figure, side, runs, done.get(compared(side), []))
             for figure in names for side, runs in done.items() if runs
         ]  # fmt: skip
         for side, runs in sides.items():
@@ -57,13 +57,18 @@ def rows(measurements: Iterable[Measurement]) -> list[Row]:
     return found
 
 
+def compared(side: str) -> str:
+    """Our side that a side is compared with."""
+    return OURS_OF_BITS[SIDES[side].bits]
+
+
 def _row(size: str, workload: str, figure: str, side: str, runs: list[Measurement], ours: list[Measurement]) -> Row:
     by_round = {run.round: run for run in ours}
     pairs = [(by_round[run.round], run) for run in runs if run.round in by_round]
     return Row(
         size, workload, figure, side,
         value=_medians([run.figures.get(figure, NEITHER) for run in runs]),
-        ratio=NEITHER if side == OURS else _medians([
+        ratio=NEITHER if side == compared(side) else _medians([
             _divided(figure, first.figures.get(figure, NEITHER), second.figures.get(figure, NEITHER))
             for first, second in pairs
         ]),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 LEGEND = (
-    "ratio: corellm against that side within each round, median of the rounds; above 1 corellm is ahead.  "
+    "ratio: corellm with as many bits against that side within each round, median of all; above 1 corellm is ahead.  "
     "floor: the least time this machine allows, as a share of the measured one.  busy: share of the cores' time.  "
     "equal: outputs of the first batch that begin as corellm's.  cold: first batch after loading; warm: later ones."
 )

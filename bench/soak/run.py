@@ -14,12 +14,14 @@ from bench.soak.connection import send
 from bench.soak.tally import Outcome, Tally
 from bench.soak.traffic import Planned, canaries, plan
 from extensions.server.tests.command import Command
-from extensions.server.tests.footprint import Footprint
+from extensions.server.tests.footprint import MORE, Footprint
 
 IDLE_CANARIES = 40
 WARM_UP = 0.15
 """Share of the time after which the footprint is that of a server in use."""
 SETTLE_SECONDS = 30.0
+STEADY_SECONDS = 3.0
+"""What is held has not changed for so long when it is noted: a child that is starting has not all of its own yet."""
 MEMORY_SECONDS = 60.0
 """A shorter load says nothing of resident memory: caches and allocators still fill."""
 
@@ -119,12 +121,16 @@ class Soak:
     async def settled(self, before: Footprint | None) -> Footprint:
         """The footprint once no request is in flight, and nothing is held that was not before."""
         deadline = time.monotonic() + SETTLE_SECONDS
+        held, since = tuple[int, ...](), time.monotonic()
         while True:
             await asyncio.sleep(0.5)
             seen = await self.look()
             self.report.leaks = seen.leaks(before or seen, memory=self.seconds >= MEMORY_SECONDS)
             is_counted = not self.report.tally.problems(seen.requests) or bool(self.report.tally.failures)
-            if (is_counted and not self.report.leaks) or time.monotonic() > deadline:
+            if held != (now := tuple(seen.count(what) for what in MORE)):
+                held, since = now, time.monotonic()
+            is_steady = time.monotonic() > since + STEADY_SECONDS
+            if (is_counted and is_steady and not self.report.leaks) or time.monotonic() > deadline:
                 return seen
 
 

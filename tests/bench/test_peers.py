@@ -23,7 +23,7 @@ import transformers
 from rich.console import Console
 
 from bench.peers import __main__ as command
-from bench.peers import checkpoints, floor, processes, summary, worker
+from bench.peers import checkpoints, floor, forms, processes, summary, worker
 from bench.peers.environments import REQUIREMENTS, Environment, process_variables
 from bench.peers.floor import Machine, Step
 from bench.peers.plot import save_plots
@@ -297,6 +297,43 @@ def test_processor_time_and_memory_are_those_of_all_processes() -> None:
     finally:
         assert processes.kill_session(process.pid) == 2
         process.wait()
+
+
+# --- forms of checkpoints ---------------------------------------------------------------------------------------------
+
+
+def test_a_form_is_made_once_and_what_is_half_made_has_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def write(command: list[str], variables: Any, log: Path, seconds: float) -> str | None:
+        commands.append(command)
+        Path(command[-1]).mkdir()
+        if command[2] == "bench.peers.gguf_files":
+            (Path(command[-1]) / "F16.gguf").touch()
+        return "ended with 1" if "int8" in command else None
+
+    monkeypatch.setattr(forms, "run", write)
+    folder = tmp_path / "tiny-bfloat16"
+    (folder / "model").mkdir(parents=True)
+    maker = forms.Maker(folder, "bfloat16", 2, tmp_path, tmp_path / "log", lambda what: None)
+    assert maker.make("model") is None
+    assert maker.make("gguf/Q8_0.gguf") == "not installed; python -m bench.peers.install llama.cpp"
+    for name in ("openvino", "llama.cpp"):
+        environment = Environment.of(name, tmp_path)
+        environment.folder.mkdir(parents=True)
+        environment.ready.write_text("\n".join(REQUIREMENTS[name]))
+    for _ in range(2):
+        assert maker.make("gguf/Q8_0.gguf") is None
+        assert maker.make("gguf/F16.gguf") is None
+        assert maker.make("openvino") is None
+        assert maker.make("openvino-int8") == "openvino-int8 could not be made: ended with 1"
+    assert [command[1:3] for command in commands] == [
+        ["-m", "bench.peers.gguf_files"], ["-m", "bench.peers.engines.llamacpp"],
+        ["export", "openvino"], ["export", "openvino"], ["export", "openvino"],
+    ]  # fmt: skip
+    assert commands[1][3:5] == ["Q8_0", str(folder / "gguf" / "F16.gguf")]
+    assert commands[2][-2] == "fp16"
+    assert not (folder / "openvino-int8").exists()
 
 
 # --- the whole --------------------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def write_text(
         f"{name}.rope.dimension_count": config.hidden_size // heads,
     }
     values |= tokenizer_values(tokenizer) | more
-    tensors, made = {}, {}
+    tensors, made = dict[str, Any](), dict[str, Tensor]()
     for place, parameter in model.state_dict().items():
         alone = place.replace("language_model.", "")
         known = names.get_name(alone, (".weight", ".bias"))
@@ -105,13 +105,16 @@ def write_text(
     return made
 
 
-def write_tower(path: Path, llava: Any, images: Any, *, swapped: bool = False, **more: Any) -> None:
+def write_tower(
+    path: Path, llava: Any, images: Any, *, kind: Kind = Kind.F32, swapped: bool = False, **more: Any
+) -> None:
     """Write the tower and the projector of a LLaVA, without layers behind the one whose output it uses.
 
     Args:
         path: of the file.
         llava: of transformers, with a CLIP tower.
         images: its processor of images.
+        kind: of matrices.
         swapped: name a layer's products the other way round, as the first files do.
         more: as of `write_text`.
     """
@@ -140,7 +143,8 @@ def write_tower(path: Path, llava: Any, images: Any, *, swapped: bool = False, *
             continue
         if swapped and "ffn_" in name:
             name = name.replace("ffn_up", "?").replace("ffn_down", "ffn_up").replace("?", "ffn_down")
-        tensors[name] = parameter.float().numpy(), Kind.F32
+        own = kind if parameter.dim() == 2 else Kind.F32
+        tensors[name] = gguf.quantize(parameter.float().numpy(), own), own
     _write(path, "clip", values | more, tensors)
 
 
@@ -148,7 +152,9 @@ def write_qwen2_vl(folder: Path, checkpoint: Path, kind: Kind) -> Any:
     """Write a Qwen2-VL's two files, with the text model's matrices in a type; return the model of the same weights."""
     model = transformers.Qwen2VLForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).eval()
     images = json.loads((checkpoint / "preprocessor_config.json").read_text())
-    sections = {"qwen2vl.rope.dimension_sections": [*model.config.text_config.rope_parameters["mrope_section"], 0]}
+    sections: dict[str, Any] = {
+        "qwen2vl.rope.dimension_sections": [*model.config.text_config.rope_parameters["mrope_section"], 0]
+    }
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
     values = write_text(folder / "model.gguf", model, tokenizer, lambda name: kind, **sections)
     model.load_state_dict(model.state_dict() | values)
