@@ -1,7 +1,4 @@
-"""scikit-learn, scipy and torch's compiler are imported by who uses them, and not by who loads a model.
-
-Shapes of symbols, and sympy, are imported by who makes a model, and not by a front end.
-"""
+"""scikit-learn, scipy, sympy and torch's compiler are imported by who uses them, and not by who loads a model."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from corellm import LLM
 with LLM(sys.argv[1], device="cpu") as llm:
     llm.generate("a")
     llm.generate({"prompt": "<image>a", "multi_modal_data": {"image": Image.new("RGB", (40, 30))}})
-    assert not {"sklearn", "scipy"} & {name.split(".")[0] for name in sys.modules}
+    assert not {"sklearn", "scipy", "sympy"} & {name.split(".")[0] for name in sys.modules}
     assert "torch._dynamo.eval_frame" not in sys.modules
 """
 CALLED = """
@@ -114,6 +111,22 @@ except AssertionError:
 else:
     raise AssertionError
 """
+PLAIN = """
+import torch.fx.experimental.symbolic_shapes as shapes
+asked = {
+    "expect_true": (True,), "guard_or_false": (False,), "guard_or_true": (True,), "statically_known_true": (False,),
+    "guard_size_oblivious": (True,), "guarding_hint_or_throw": (3,), "has_guarding_hint": (3,), "is_nested_int": (3,),
+    "sym_and": (True, True, False), "sym_or": (False, True), "sym_eq": ((2, 3), (2, 4)),
+}
+answers = {name: getattr(shapes, name)(*args) for name, args in asked.items()}
+with torch.device("meta"):
+    assert (torch.arange(4) / torch.randn(3, 4)).shape == torch.nn.Embedding(3, 4).weight.shape
+assert "sympy.core" not in sys.modules
+from torch.fx.experimental.symbolic_shapes import ShapeEnv  # imports the module
+assert "sympy.core" in sys.modules
+real = sys.modules[shapes.__name__]
+assert answers == {name: getattr(real, name)(*asked[name]) if hasattr(real, name) else answers[name] for name in asked}
+"""
 SHARDED = """
 from torch.distributed.tensor import DTensor, _collective_utils, _decompositions
 from torch.fx.experimental.symbolic_shapes import ShapeEnv  # imports the module
@@ -138,6 +151,7 @@ AFTERWARDS = {
     "compiled": COMPILED,
     "called of the compiler": CALLED_OF_COMPILER,
     "parts": PARTS,
+    "plain": PLAIN,
     "sharded": SHARDED,
     "wrong": WRONG,
     "first absent": FIRST_ABSENT,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import io
 import mmap
 from pathlib import Path
@@ -84,6 +85,18 @@ def test_a_mapping_that_was_written_to_stays(file: Path) -> None:
     tensors["b"][5] = 7
     assert not is_given_back(tensors)
     assert tensors["b"][5] == 7
+
+
+@pytest.mark.parametrize("prefix", ["", "sha256-"])
+def test_weights_that_a_link_names_are_given_back(file: Path, prefix: str) -> None:
+    """As the hub's cache has them, and Ollama's: the system shows the name of what a link leads to."""
+    stored = file.parent / "blobs" / (prefix + hashlib.sha256(file.read_bytes()).hexdigest())
+    stored.parent.mkdir()
+    file.rename(stored)
+    file.symlink_to(stored)
+    tensors = mapped(file)
+    assert all(tensor.sum() > 0 for tensor in tensors.values())
+    assert is_given_back(tensors)
 
 
 @pytest.mark.usefixtures("shown")

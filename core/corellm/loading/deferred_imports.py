@@ -1,11 +1,12 @@
-"""Imports of torch and transformers that can wait: torch's compiler, shapes of symbols, scipy, scikit-learn.
+"""Imports of torch and transformers that can wait: torch's compiler, shapes of symbols, sympy, scipy, scikit-learn.
 
 transformers' modelling imports each of these for decorators or for a function that no run here calls; torch's sharded
 tensors, which it imports, too, import shapes of symbols and with them sympy. torch imports its compiler when a model is
-made on the meta device, and the first time a plan is recorded. While a model is loaded, stand-ins are in `sys.modules`
-instead. A stand-in gives the functions that transformers and torch are known to import, and these import the module
-when they are called; any other attribute imports it at once. Once a module is imported, it replaces its stand-in in
-every module that holds that.
+made on the meta device, and the first time a plan is recorded; its operations there ask for shapes of symbols, too.
+While a model is loaded, stand-ins are in `sys.modules` instead. A stand-in gives the functions that transformers and
+torch are known to import, and these import the module when they are called, unless no symbol is in what they are asked;
+any other attribute imports it at once. Once a module is imported, it replaces its stand-in in every module that holds
+that.
 """
 
 from __future__ import annotations
@@ -18,15 +19,27 @@ from functools import partial, wraps
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
+from operator import eq
 from threading import RLock
 from types import FunctionType, ModuleType
 from typing import Any
 
-_COMPILER = "torch._dynamo"
+_COMPILER, _SHAPES, _SYMPY = "torch._dynamo", "torch.fx.experimental.symbolic_shapes", "sympy"
+_WITHOUT_SYMBOLS: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("expect_true", "guard_or_false", "guard_or_true", "statically_known_true"), lambda x, *_: x),
+    **dict.fromkeys(("guard_size_oblivious", "guarding_hint_or_throw"), lambda x: x),
+    "has_guarding_hint": lambda x: True,
+    "is_nested_int": lambda x: False,
+    "sym_and": lambda *terms: all(terms),
+    "sym_eq": eq,
+    "sym_or": lambda *terms: any(terms),
+}
+"""What functions for shapes of symbols answer where there are no symbols, as in operations on the meta device."""
 _FUNCTIONS: dict[str, tuple[str, ...]] = {
     _COMPILER: (),
     "torch._dynamo._trace_wrapped_higher_order_op": ("TransformGetItemToIndex",),
-    "torch.fx.experimental.symbolic_shapes": ("GuardOnDataDependentSymNode", "guard_or_false", "statically_known_true"),
+    _SHAPES: ("GuardOnDataDependentSymNode", *_WITHOUT_SYMBOLS),
+    _SYMPY: (),
     "scipy.optimize": ("linear_sum_assignment",),
     "sklearn.metrics": ("roc_curve",),
 }
@@ -88,8 +101,8 @@ class _StandIn(ModuleType):
 class _Compiler(_StandIn):
     """A stand-in for torch's compiler. What its decorators mark is marked when the compiler comes in."""
 
-    def __init__(self) -> None:
-        super().__init__(_COMPILER)
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
         self._given = {
             "disable": self._disable,
             "allow_in_graph": partial(self._mark, "allow_in_graph"),
@@ -131,6 +144,31 @@ class _Compiler(_StandIn):
         super().give_way(module)
         for do in self._later:
             do(module)
+
+
+class _Shapes(_StandIn):
+    """A stand-in for shapes of symbols, which answers itself where there are none."""
+
+    def _calling(self, function: str) -> Callable[..., Any]:
+        call, plain = super()._calling(function), _WITHOUT_SYMBOLS.get(function)
+
+        def answer(*args: Any, **kwargs: Any) -> Any:
+            return plain(*args) if plain is not None and _is_plain(args) else call(*args, **kwargs)
+
+        return answer
+
+
+def _is_plain(shape: Any) -> bool:
+    return type(shape) in (bool, int) or (isinstance(shape, tuple) and all(map(_is_plain, shape)))
+
+
+class _Sympy(_StandIn):
+    """A stand-in for sympy, of which torch asks whether something is an expression."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._given = {"Basic": type("Basic", (), {})}
+        self.__dict__.update(self._given)
 
 
 class _Imported(Loader):
@@ -178,6 +216,7 @@ class _Finder:
         return spec
 
 
+_MAKERS: dict[str, Callable[[str], _StandIn]] = {_COMPILER: _Compiler, _SHAPES: _Shapes, _SYMPY: _Sympy}
 _waiting: dict[str, _StandIn] = {}
 """The stand-ins whose modules are not imported, in their places or not."""
 _finder = _Finder()
@@ -189,7 +228,7 @@ def deferring() -> Iterator[None]:
     with _lock:
         for name in _FUNCTIONS:
             if name not in sys.modules and name not in _waiting and find_spec(name.partition(".")[0]) is not None:
-                _waiting[name] = _Compiler() if name == _COMPILER else _StandIn(name)
+                _waiting[name] = _MAKERS.get(name, _StandIn)(name)
         here = {name: stand_in for name, stand_in in _waiting.items() if name not in sys.modules}
         sys.modules.update(here)
         if _finder not in sys.meta_path:

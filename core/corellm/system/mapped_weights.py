@@ -16,7 +16,8 @@ from typing import BinaryIO
 import numpy as np
 
 _PROC = Path("/proc/self")
-_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ...p .*\.(?:safetensors|gguf)$")
+_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ...p .*(?:\.safetensors|\.gguf|/blobs/(?:sha256-)?[0-9a-f]{40,64})$")
+"""Of a file of weights: by its name, or by its place in a cache whose names are links to files named by their sums."""
 _ANY_MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ ")
 _WRITTEN = re.compile(r"(Anonymous|Swap): +[1-9]")
 """A line of smaps that a mapping has where some of its pages were written, and so are no longer the file's."""
