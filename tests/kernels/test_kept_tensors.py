@@ -116,6 +116,15 @@ def test_those_used_longest_ago_make_room(tmp_path: Path) -> None:
     assert {path.suffix for path in files(tmp_path)} == {".txt", ".corellm-kept"}
 
 
+def test_what_a_killed_process_left_goes(tmp_path: Path) -> None:
+    """What another one still writes stays."""
+    for name in ("left", "new"):
+        (tmp_path / f"{name}.corellm-unfinished").touch()
+    os.utime(tmp_path / "left.corellm-unfinished", (0, 0))
+    KeptTensors(tmp_path, "key", LIMIT).keep("maker", some_tensors())
+    assert [path.name for path in files(tmp_path) if path.suffix == ".corellm-unfinished"] == ["new.corellm-unfinished"]
+
+
 def test_what_is_above_the_limit_is_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     KeptTensors(tmp_path, "old", LIMIT).keep("maker", some_tensors())
     KeptTensors(tmp_path, "key", 1000).keep("maker", some_tensors())

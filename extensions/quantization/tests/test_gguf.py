@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -309,6 +311,32 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: p
     assert [entry.name for entry in made.parent.iterdir()] == [made.name]
     with pytest.raises(CheckpointError, match="mmproj: there is no file 'xxx"):
         make_checkpoint(path, "x" * 5000)
+
+
+def test_a_file_that_was_replaced_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by one of its size and time; while it is loaded, that is an error. What killed processes left goes."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tokenizer, path = byte_level(), tmp_path / "model.gguf"
+    model = text_model("llama", tokenizer)
+
+    def write(template: str) -> None:
+        write_text(path, model, tokenizer, lambda name: Kind.F32, **{"tokenizer.chat_template": template})
+        os.utime(path, (1, 1))
+
+    write("{{ 1 }}")
+    first = make_checkpoint(path, None)
+    assert make_checkpoint(path, None) == first
+    for name in (".unfinished-left", ".unfinished-new"):
+        (first.parent / name).mkdir()
+    os.utime(first.parent / ".unfinished-left", (0, 0))
+    write("{{ 2 }}")
+    second = make_checkpoint(path, None)
+    assert {entry.name for entry in first.parent.iterdir()} == {first.name, second.name, ".unfinished-new"}
+    assert transformers.AutoTokenizer.from_pretrained(second).chat_template == "{{ 2 }}"
+    shutil.rmtree(second)
+    first.rename(second)  # as if it were replaced after its configuration was read
+    with pytest.raises(CheckpointError, match=r"model.gguf was replaced while it was loaded; load it again"):
+        LLM(str(path))
 
 
 def test_factors_of_llama_3_and_linear_scaling_reach_the_configuration(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 _KEPT, _UNFINISHED = ".corellm-kept", ".corellm-unfinished"
 """Endings of this module's files. Others in the folder are left alone."""
+_LONGEST = 3600
+"""Seconds after the last write to an unfinished file from which on it is a killed process's."""
 _SUMS = "sums"
 _LINE = 64
 """Tensors begin at a multiple of this many bytes, if the sizes of those before are multiples of it."""
@@ -94,7 +97,7 @@ class KeptTensors:
         return self._folder / f"{name}{_KEPT}"
 
     def _make_room(self, num_bytes: int) -> None:
-        """Delete files until so many bytes more are within the limit.
+        """Delete what killed processes left, then files until so many bytes more are within the limit.
 
         Raises:
             OSError: they never are.
@@ -103,11 +106,15 @@ class KeptTensors:
             raise OSError(f"they take {num_bytes:,} bytes, and weight_cache_bytes is {self._limit:,}")
         files = [*_files_in(self._folder)]
         total = num_bytes + sum(stat.st_size for _, stat in files)
-        for path, stat in sorted(files, key=lambda pair: pair[1].st_mtime):
-            if total <= self._limit:
+        for path, stat in sorted(files, key=lambda pair: (not _is_left(*pair), pair[1].st_mtime)):
+            if total <= self._limit and not _is_left(path, stat):
                 break
             path.unlink(missing_ok=True)
             total -= stat.st_size
+
+
+def _is_left(path: Path, stat: os.stat_result) -> bool:
+    return path.suffix == _UNFINISHED and stat.st_mtime < time.time() - _LONGEST
 
 
 def _files_in(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:

@@ -12,7 +12,9 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,7 @@ from gguf.constants import GGMLQuantizationType
 
 import corellm
 from corellm.errors import CheckpointError
-from corellm_quantization.gguf.file import GgufFile, read_header
+from corellm_quantization.gguf.file import GgufFile, read_header, state_of
 from corellm_quantization.gguf.rope import rope_parameters
 from corellm_quantization.gguf.tower import add_tower
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _NONE = "none"
+_UNFINISHED, _LONGEST = ".unfinished-", 3600
+"""How names of directories begin in which one is made, and after how many seconds none is any longer."""
 _TOWERS = "*mmproj*.gguf"
 _SAME_FOR_TEXTS = {"qwen2vl": "qwen2"}
 """Architectures that transformers does not read, and those that compute the same without images."""
@@ -68,9 +72,14 @@ def make_checkpoint(path: Path, mmproj: str | None) -> Path:
 def _make(folder: Path, file: GgufFile, tower: GgufFile | None) -> None:
     """Write a checkpoint that is there as a whole, or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".unfinished-"))
+    for left in folder.parent.glob(f"{_UNFINISHED}*"):  # of processes that were killed
+        with suppress(FileNotFoundError):
+            if left.stat().st_mtime < time.time() - _LONGEST:
+                shutil.rmtree(left, ignore_errors=True)
+    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=_UNFINISHED))
     try:
         _write(made, file, tower)
+        file.require_state(state_of(file.path))  # transformers has read it by its name
         _put(made, folder)
     finally:
         shutil.rmtree(made, ignore_errors=True)
@@ -106,7 +115,7 @@ def _key(files: list[Path]) -> str:
     """Return what tells apart files, and what is made of them."""
     import transformers
 
-    stats = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    stats = [(str(file), *state_of(file)) for file in files]
     versions = [module.__version__ for module in (corellm, transformers)]
     return hashlib.sha256(json.dumps([stats, versions]).encode()).hexdigest()[:32]
 
@@ -154,6 +163,7 @@ def _write(folder: Path, file: GgufFile, tower: GgufFile | None) -> None:
         config = add_tower(folder, config, tokenizer, file, tower)
     config.quantization_config = {
         "quant_method": "gguf", "model": str(file.path), "mmproj": None if tower is None else str(tower.path),
+        "states": [header.state for header in (file, tower) if header is not None],
     }  # fmt: skip
     tokenizer.save_pretrained(folder)
     save_file({}, folder / "model.safetensors")  # what is looked for; the configuration says where the weights are

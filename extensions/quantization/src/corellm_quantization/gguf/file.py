@@ -6,6 +6,7 @@ Every length is checked against the file's size before it is used: a truncated o
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,6 +52,10 @@ class GgufFile:
     stated: Mapping[str, Any]
     """Values by key."""
     tensors: Mapping[str, StoredTensor]
+    data: mmap.mmap
+    """All of the file, mapped, private to this process."""
+    state: list[int]
+    """As of `state_of`."""
 
     @property
     def architecture(self) -> str:
@@ -83,7 +88,18 @@ class GgufFile:
 
     def mapped(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return the file's bytes, mapped, private to this process."""
-        return np.memmap(self.path, dtype=np.uint8, mode="c")
+        return np.frombuffer(self.data, dtype=np.uint8)
+
+    def require_state(self, state: list[int]) -> None:
+        """Raise a `CheckpointError` if the file is not the one of that state."""
+        if self.state != state:
+            raise CheckpointError(f"{self.path} was replaced while it was loaded; load it again")
+
+
+def state_of(file: Path | int) -> list[int]:
+    """Return what tells a file, or an open one, from others of its name: size, times, place."""
+    stat = os.stat(file)
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
 def read_header(path: Path) -> GgufFile:
@@ -93,8 +109,9 @@ def read_header(path: Path) -> GgufFile:
         CheckpointError: it is no GGUF file, of a version or with types that are not known, truncated or damaged.
     """
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Reader(path, data).read()
+        with path.open("rb") as file:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            return _Reader(path, data, state_of(file.fileno())).read()
     except (OSError, ValueError, struct.error) as error:  # of `mmap` for an empty file, of text that is none
         raise CheckpointError(f"{path}: not a readable GGUF file ({error}); download it again") from error
 
@@ -102,8 +119,8 @@ def read_header(path: Path) -> GgufFile:
 class _Reader:
     """Reads a header from its beginning on."""
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self._path, self._data, self._at = path, data, 0
+    def __init__(self, path: Path, data: mmap.mmap, state: list[int]) -> None:
+        self._path, self._data, self._state, self._at = path, data, state, 0
 
     def read(self) -> GgufFile:
         magic = self._data[:4]
@@ -129,7 +146,7 @@ class _Reader:
             if name in tensors:
                 raise ValueError(f"the tensor {name!r} is there twice")
             tensors[name] = self._tensor(name, shape, kind, start + offset)
-        return GgufFile(self._path, stated, tensors)
+        return GgufFile(self._path, stated, tensors, self._data, self._state)
 
     def _tensor(self, name: str, shape: tuple[int, ...], kind: int, offset: int) -> StoredTensor:
         try:

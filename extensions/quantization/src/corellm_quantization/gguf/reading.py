@@ -44,8 +44,8 @@ _WIDENED_AT_ONCE = 1 << 22
 class GgufFiles(QuantizationConfigMixin):  # type: ignore[misc]
     """Where the weights are."""
 
-    def __init__(self, model: str, mmproj: str | None = None, **others: Any) -> None:
-        self.quant_method, self.model, self.mmproj = METHOD, model, mmproj
+    def __init__(self, model: str, states: list[list[int]], mmproj: str | None = None, **others: Any) -> None:
+        self.quant_method, self.model, self.mmproj, self.states = METHOD, model, mmproj, states
 
 
 class _Place(nn.Module):
@@ -68,8 +68,10 @@ class GgufReader(HfQuantizer):  # type: ignore[misc]
         Transformers reads what a safetensors file lists: one that lists empty tensors, for which values are given.
         """
         given = self.quantization_config
-        tower = None if given.mmproj is None else read_header(Path(given.mmproj))
-        self._tensors = _Tensors(find_names(model, read_header(Path(given.model)), tower))
+        files = [read_header(Path(path)) for path in (given.model, given.mmproj) if path is not None]
+        for file, state in zip(files, given.states, strict=True):
+            file.require_state(state)
+        self._tensors = _Tensors(find_names(model, files[0], files[1] if len(files) > 1 else None))
         self._linears = {}
         names = dict(self._tensors.names.sources)
         for name, sources in self._tensors.names.sources.items():
