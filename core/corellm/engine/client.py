@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from corellm.engine.metrics import Metric
 from corellm.errors import EngineDeadError
-from corellm.frontend.input_processor import InputProcessor
+from corellm.frontend.input_processor import InputProcessor, ProcessedPrompt
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
 
@@ -72,6 +72,9 @@ class EngineClient(Protocol):
 
     async def in_engine(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function as `AsyncLLM.in_engine` does."""
+
+    async def in_engine_of(self, prompt: ProcessedPrompt, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function as `AsyncLLM.in_engine_of` does."""
 
     async def check_health(self) -> None:
         """Raise an `EngineDeadError` if the engine stopped."""

@@ -19,6 +19,7 @@ from corellm.worker.trace import Trace
 
 if TYPE_CHECKING:
     from corellm.engine.llm_engine import LLMEngine
+    from corellm.frontend.input_processor import ProcessedPrompt
     from corellm_lora.lora_request import LoRARequest
 
 _Result = TypeVar("_Result")
@@ -109,6 +110,10 @@ class AsyncMaintenance(ABC):
 
         Where that is in another process, the function is one of a module, and arguments and result are plain data.
         """
+
+    async def in_engine_of(self, prompt: ProcessedPrompt, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """As `in_engine`; of several engines with the one alone that requests with this prompt go to."""
+        return await self.in_engine(function, *arguments)
 
     async def reset_prefix_cache(self) -> bool:
         """As `LLM.reset_prefix_cache`."""

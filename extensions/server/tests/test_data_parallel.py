@@ -24,14 +24,17 @@ import pytest
 
 from corellm import AsyncLLM, SamplingParams
 from corellm.errors import AbsentMethodError, ConfigError, EngineDeadError, EngineLostError, PromptError
+from corellm.sampling_params import RequestOutputKind
 from corellm.serving import ProcessedPrompt, plain_metrics
+from corellm.serving import metrics_of as of_plain
 from corellm.system.log_format import JsonFormatter
 from corellm_server.batch import running as running_module
 from corellm_server.batch.input_file import BatchRequest
-from corellm_server.data_parallel import group
+from corellm_server.data_parallel import group, placing
 from corellm_server.data_parallel.client import DataParallelLLM
 from corellm_server.data_parallel.division import devices_of, in_order, shares_of
 from corellm_server.data_parallel.group import pause
+from corellm_server.data_parallel.placing import Placing
 from corellm_server.data_parallel.sending import Request
 from corellm_server.errors import ApiError
 from corellm_server.routing import key_of, preferences
@@ -112,6 +115,34 @@ def test_outputs_are_those_of_one_engine(both: Running, running: Running) -> Non
     tokens = metrics_of(both, "generation_tokens_total")
     assert tokens.keys() == {"0", "1"}
     assert all(tokens.values())
+
+
+def test_a_call_is_of_the_engine_of_a_prompt_alone(
+    both: Running, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that had its request, or another while that gives no sign of life; a single one has all."""
+    client = engines(both)
+    prompts = [client.input_processor.process(f"USER: {number} ASSISTANT:") for number in range(6)]
+    numbers = [preferences(key_of(prompt), (0, 1))[0] for prompt in prompts]
+    assert {*numbers} == {0, 1}
+
+    def tokens(plain: Any) -> float:
+        return next(one.value for one in of_plain(plain) if one.name == "corellm:generation_tokens")
+
+    async def ask() -> None:
+        for number, prompt in zip(numbers, prompts, strict=True):
+            before = await client.in_engines(plain_metrics)
+            await token_ids(client, prompt)
+            assert tokens(await client.in_engine_of(prompt, plain_metrics)) == tokens(before[number]) + 6
+        monkeypatch.setattr(group, "is_silent", lambda link: link.pid == client.pids[number])
+        of_other = (await client.in_engines(plain_metrics))[1 - number]
+        assert (
+            tokens(await client.in_engine_of(prompt, plain_metrics)) == tokens(of_other) != tokens(before[number]) + 6
+        )
+        alone = running.service.client
+        assert await alone.in_engine_of(prompt, plain_metrics) == await alone.in_engine(plain_metrics)
+
+    asyncio.run(ask())
 
 
 def test_an_image_is_encoded_once(both: Running) -> None:
@@ -239,7 +270,7 @@ def test_an_engine_that_does_not_read_keeps_no_other_waiting(
 ) -> None:
     """Stopped, it is sent more than its socket holds; the other one answers meanwhile, and it does when it goes on."""
     client = engines(both)
-    monkeypatch.setattr(group, "SILENT_SECONDS", 1e9)  # it is taken for a busy one
+    monkeypatch.setattr(placing, "SILENT_SECONDS", 1e9)  # it is taken for a busy one
     wait_until(lambda: len(client.pids) == 2)
     (to_stopped, small), (to_other, _), (given_up, _) = (large(client, n, engine) for n, engine in enumerate((0, 1, 0)))
 
@@ -273,13 +304,13 @@ def test_what_a_silent_engine_was_not_sent_goes_to_another(both: Running, monkey
         waiting = asyncio.create_task(token_ids(client, unread))
         await until_there_are(client, 2)
         monkeypatch.undo()
-        monkeypatch.setattr(group, "SILENT_SECONDS", 2.0)
+        monkeypatch.setattr(placing, "SILENT_SECONDS", 2.0)
         assert len(await waiting) == 6
         assert not stuck.done()
         os.kill(client.pids[0], signal.SIGCONT)
         assert len(await stuck) == 6
 
-    monkeypatch.setattr(group, "SILENT_SECONDS", 1e9)
+    monkeypatch.setattr(placing, "SILENT_SECONDS", 1e9)
     os.kill(client.pids[0], signal.SIGSTOP)
     try:
         asyncio.run(ask())
@@ -300,8 +331,8 @@ def test_a_prompt_that_ends_engines_is_refused(both: Running) -> None:
         os.kill(engines(both).pids[number], signal.SIGKILL)
         with pytest.raises(openai.APIError, match="ended while it had the request"):
             list(stream)
-    with pytest.raises(openai.BadRequestError, match="engines ended again and again while they had this prompt"):
-        text_of(client, user("deadly"), stream=False)
+    with pytest.raises(openai.BadRequestError, match="an engine ended twice while it had this request"):
+        client.chat.completions.create(model="tiny", messages=user("deadly"), **ENDLESS)  # type: ignore[call-overload]
     told = both.post(CHAT, chat(others))  # engines may be there again
     assert told.status_code == 200 or (told.status_code, told.json()["error"]["code"]) == (503, "engine_lost")
     wait_until(lambda: len(engines(both).pids) == 2)
@@ -343,12 +374,12 @@ def test_a_batch_gives_a_request_to_another_engine(monkeypatch: pytest.MonkeyPat
     client: Any = SimpleNamespace(dead="it was killed")
     app: Any = None
     with pytest.raises(EngineDeadError, match="it was killed"):
-        asyncio.run(running_module.finish(app, client, BatchRequest(1, "a", "/v1/completions", b"{}"), asyncio.Lock()))
+        asyncio.run(running_module.finish(app, client, BatchRequest(1, "a", "/v1/completions", b"{}")))
     assert codes == ["engine_lost"]
 
 
-def test_requests_of_a_batch_are_done_again_one_by_one_once_an_engine_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that ended it takes no other with it again, and what none can have meanwhile is not given up."""
+def test_requests_of_a_batch_are_done_again_once_an_engine_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What none can have meanwhile is not given up."""
     asked: list[str] = []
     client: Any = SimpleNamespace(dead=None, seconds_silent=math.inf)
     app: Any = None
@@ -360,13 +391,11 @@ def test_requests_of_a_batch_are_done_again_one_by_one_once_an_engine_serves(mon
             failure = ApiError(503, "it ended", code="engine_lost")
             return SimpleNamespace(exchange=SimpleNamespace(failure=failure))
         assert math.isfinite(client.seconds_silent)
-        asked.append(f"{name} done")
         return SimpleNamespace(exchange=SimpleNamespace(failure=None))
 
     async def run() -> list[Any]:
-        again = asyncio.Lock()
         requests = [BatchRequest(1, name, "/v1/completions", name.encode()) for name in "abc"]
-        tasks = [asyncio.ensure_future(running_module.finish(app, client, one, again)) for one in requests]
+        tasks = [asyncio.ensure_future(running_module.finish(app, client, one)) for one in requests]
         for _ in range(10):
             await asyncio.sleep(0)
         client.seconds_silent = 0.0
@@ -376,54 +405,210 @@ def test_requests_of_a_batch_are_done_again_one_by_one_once_an_engine_serves(mon
     monkeypatch.setattr(running_module, "of_reply", lambda request, reply: request.custom_id)
     monkeypatch.setattr(running_module, "_PAUSE_SECONDS", 0.0)
     assert asyncio.run(run()) == ["a", "b", "c"]
-    assert asked == ["a", "b", "c", "a", "a done", "b", "b done", "c", "c done"]
+    assert asked == ["a", "b", "c"] * 2
 
 
-def test_a_client_that_leaves_as_its_request_changes_engines_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No engine has it then: neither gets it, or the one that gets it ends it."""
-    told: list[str] = []
-    leaves = [False, True]
+class ScriptedLink:
+    """An engine that has requests until it is told that it finished them, or ended."""
 
-    def add(request_id: str, *_: object) -> None:
-        if leaves.pop(0):
-            engines.abort_request(request_id, silently=True)
-        told.append(f"add {request_id}")
+    def __init__(self, has_ended: bool = False) -> None:
+        self.has: list[str] = []
+        self.ended: list[str] = []
+        self.is_full, self.seconds_silent, self._has_ended = False, 0.0, has_ended
 
-    def end(request_id: str, *, silently: bool) -> None:
-        told.append(f"end {request_id}")
+    @property
+    def num_requests(self) -> int:
+        return len(self.has)
 
-    link = SimpleNamespace(is_full=False, num_requests=0, seconds_silent=0.0, add=add, abort_request=end)
-    monkeypatch.setattr(group.EngineGroup, "_begin", lambda *_: link)
-    shares: list[Any] = [SimpleNamespace(number=0)]
-    engines = group.EngineGroup({}, shares, ["cpu"], 0.0)
-    request = Request("a", ProcessedPrompt(None, [1], []), None, None, 0.0)
-    engines.add(*request)
-    engines._send_again(request)
-    assert told == ["add a", "end a", "add a", "end a"]
-    engines._send_again(request)
-    assert len(told) == 4
+    def add(self, request_id: str, *_: object) -> None:
+        if self._has_ended:
+            raise EngineDeadError("the engine's process ended")
+        self.has.append(request_id)
+
+    def abort_request(self, request_id: str, *, silently: bool) -> None:
+        assert not silently
+        self.ended.append(request_id)
+
+
+class Engines:
+    """Two such engines or more, and what comes of requests, whose ids are their prompts."""
+
+    def __init__(self, *links: ScriptedLink, awaits_engines: bool = False) -> None:
+        self.links: Any = dict(enumerate(links))
+        self.refused: dict[str, str] = {}
+        self.placing = Placing(self.links, lambda: awaits_engines, self._refuse)
+
+    def _refuse(self, request: Request, error: Exception) -> None:
+        self.refused[request.request_id] = str(error)
+
+    def add(self, *names: str, seed: int | None = None) -> None:
+        """Send a request; the engine of its key depends on it."""
+        for name in names:
+            params = SamplingParams(seed=seed)
+            self.placing.add(Request(name, ProcessedPrompt(None, [*name.encode()], []), params, None, 0.0))
+
+    def finish(self, *names: str) -> None:
+        """Have the engine that has them finish requests."""
+        for name in names:
+            next(link for link in self.links.values() if name in link.has).has.remove(name)
+            self.placing.finish(name)
+
+    def end(self, number: int) -> None:
+        """End an engine; an empty one comes in its place."""
+        link = self.links.pop(number)
+        self.placing.note_end(link.has)
+        self.links[number] = ScriptedLink()
+        self.placing.place()
+
+    @property
+    def has(self) -> list[list[str]]:
+        """What each engine has."""
+        return [sorted(self.links[number].has) for number in sorted(self.links)]
+
+
+def test_a_request_that_ends_an_engine_takes_its_neighbours_with_it_once() -> None:
+    """Sent again, each that was in it has an engine to itself: they are answered, and it alone is refused."""
+    engines = Engines(ScriptedLink(), ScriptedLink())
+    engines.links[1].is_full = True
+    engines.add("a", "killer", "b")
+    engines.links[1].is_full = False
+    engines.end(0)
+    engines.add("b", "killer", "a")
+    assert engines.has.count([]) == 1
+    assert ["b"] in engines.has
+    engines.add("c", "d", "e")  # others have the other engine
+    assert sorted(engines.has) == [["b"], ["c", "d", "e"]]
+    engines.finish("b")
+    assert sorted(engines.has) == [["c", "d", "e"], ["killer"]]
+    engines.end(engines.has.index(["killer"]))
+    assert sorted(engines.has) == [["a"], ["c", "d", "e"]]
+    engines.finish("a")
+    with pytest.raises(PromptError, match="an engine ended twice while it had this request, at last it alone"):
+        engines.add("killer")
+    engines.add("killer", seed=3)  # which is another request
+    engines.add("a", "b", "f")
+    assert not engines.refused
+    assert all(engines.has)  # all have both engines again
+
+
+def test_a_suspect_waits_for_an_engine_without_requests_and_others_wait_for_it() -> None:
+    """Where there is one engine alone; those that came first go on, and those that wait go before the next suspect."""
+    engines = Engines(ScriptedLink())
+    engines.add("a", "b")
+    engines.end(0)
+    engines.add("c", "a", "b", "d")
+    assert engines.has == [["c"]]
+    engines.finish("c")
+    assert engines.has == [["a"]]
+    engines.finish("a")
+    assert engines.has == [["d"]]
+    engines.finish("d")
+    assert engines.has == [["b"]]
+    engines.placing.drop("b")  # its client left; the engine may still have it
+    engines.add("e")
+    assert engines.has == [["b", "e"]]
+
+
+def test_the_last_of_several_engines_is_not_for_suspects() -> None:
+    """While another one is being started."""
+    engines = Engines(ScriptedLink(), awaits_engines=True)
+    engines.add("a")
+    engines.end(0)
+    engines.add("a", "b")
+    assert engines.has == [["b"]]
+    engines.links[1] = ScriptedLink()
+    engines.placing.place()
+    assert engines.has == [["b"], ["a"]]
+
+
+def test_no_suspect_goes_to_an_engine_that_may_hang_in_what_was_aborted() -> None:
+    engines = Engines(ScriptedLink())
+    engines.add("a")
+    engines.end(0)
+    engines.links[0].seconds_silent = 5.0
+    engines.add("a")
+    assert engines.has == [[]]
+    assert engines.placing.num_waiting == 1  # so that it is ended, if it does
+    engines.links[0].seconds_silent = 0.0
+    engines.placing.place()
+    assert engines.has == [["a"]]
+
+
+def test_requests_that_wait_are_told_that_no_engine_is_left() -> None:
+    """Those that engines had no room for, and suspects."""
+    engines = Engines(ScriptedLink())
+    engines.add("a")
+    engines.end(0)
+    engines.links[0].is_full = True
+    engines.add("b")
+    engines.add("a")
+    assert engines.placing.num_waiting == 1  # the suspect has an engine without requests
+    assert engines.has == [["a"]]
+    engines.links.clear()
+    engines.placing.place()
+    assert engines.refused.keys() == {"b"}
+    with pytest.raises(EngineLostError, match="no engine serves now"):
+        engines.add("c")
+
+
+def test_a_request_that_waits_is_aborted_by_the_engine_that_gets_it() -> None:
+    """Which says so; one that no one reads goes to none."""
+    full = ScriptedLink()
+    full.is_full = True
+    engines = Engines(full)
+    engines.add("a", "b")
+    engines.placing.abort("a")
+    engines.placing.drop("b")
+    full.is_full = False
+    engines.placing.place()
+    assert engines.has == [["a"]]
+    assert full.ended == ["a"]
+
+
+def test_a_client_that_leaves_as_its_request_changes_engines_ends_it() -> None:
+    """No engine has it then, and none gets it; else the next one does, also where one has just ended."""
+    engines = Engines(ScriptedLink(has_ended=True), ScriptedLink(has_ended=True))
+    engines.add("a", "b")
+    engines.placing.drop("a")
+    engines.end(0)
+    assert sorted(engines.has) == [[], ["b"]]
+    request = Request("a", ProcessedPrompt(None, [1], []), SamplingParams(), None, 0.0)
+    engines.placing.add_again(request)
+    assert sorted(engines.has) == [[], ["b"]]
 
 
 def test_suspects_are_those_that_no_engine_finished(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By tokens, items and salt; for a while."""
+    """By tokens, items, salt, adapter and parameters; for a while."""
 
-    def prompt(*token_ids: int, salt: str | None = None, image: str | None = None) -> bytes:
+    def prompt(
+        *token_ids: int, salt: str | None = None, image: str | None = None, extra: Any = None, **params: Any
+    ) -> bytes:
         features: Any = [] if image is None else [SimpleNamespace(identifier=image)]
-        return print_of(ProcessedPrompt(None, list(token_ids), features, salt))
+        made = ProcessedPrompt(None, list(token_ids), features, salt, extra=extra or {})
+        return print_of(made, SamplingParams(**params))
 
-    prints = [prompt(1), prompt(2), prompt(1, 2), prompt(1, salt="a"), prompt(1, image="a"), prompt(1, image="b")]
+    prints = [
+        prompt(1), prompt(2), prompt(1, 2), prompt(1, salt="a"), prompt(1, image="a"), prompt(1, image="b"),
+        prompt(1, extra={"lora": {"name": "a"}}), prompt(1, max_tokens=3), prompt(1, stop=["a"]),
+    ]  # fmt: skip
     assert len(set(prints)) == len(prints)
-    known = Suspects(most_ends=2)
-    known.note([prints[0], prints[0], prints[1]])  # one end, whatever it had twice
+    assert prompt(1, output_kind=RequestOutputKind.DELTA) == prints[0]
+    known = Suspects()
+    known.note(prints[:1], is_alone=True)  # which may have been anything
+    known.note(prints[:2], is_alone=False)
     known.check(prints[0])
     known.clear(prints[1])
-    known.note([prints[0], prints[1]])
+    known.note([prints[1]], is_alone=True)
     known.check(prints[1])
-    with pytest.raises(PromptError, match="again and again"):
+    known.note([prints[0]], is_alone=True)
+    known.note(prints[:2], is_alone=False)
+    with pytest.raises(PromptError, match="at last it alone"):
         known.check(prints[0])
+    known.check(prints[1])
     now = time.monotonic()
     monkeypatch.setattr("corellm_server.suspects.time.monotonic", lambda: now + 700)
     known.check(prints[0])
+    assert prints[0] not in known
 
 
 def test_an_engine_that_ends_soon_is_always_tried_again() -> None:

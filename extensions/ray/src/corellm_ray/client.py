@@ -11,9 +11,9 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 from ray.exceptions import RayActorError
@@ -32,8 +32,8 @@ from corellm.sampling_params import SamplingParams
 from corellm.serving import InputProcessor, Metric, ProcessedPrompt, total_metrics
 from corellm_ray.progress import Progress
 from corellm_ray.replica import Result
-from corellm_ray.wire import to_wire
-from corellm_server.routing import key_of
+from corellm_ray.wire import read, to_wire
+from corellm_server.routing import key_of, preferences
 from corellm_server.suspects import Suspects, print_of
 
 if TYPE_CHECKING:  # of an extension, which may not be installed
@@ -50,7 +50,8 @@ _decoded = msgspec.msgpack.Decoder(Delta).decode
 _result = msgspec.msgpack.Decoder(Result).decode
 
 MOST_TRIES = 3
-"""Replicas that a request is given to, if each ends before it has answered."""
+"""Replicas that a request is given to, if each ends before it has answered. Before the last one it is a suspect: it
+does not meet others with which as many ended."""
 MOST_CALLS = 100
 """Times that a call for one replica is sent: another may get it while replicas are asked how much they have to do."""
 _CALL_PAUSE = 0.05
@@ -77,7 +78,7 @@ class ReplicatedLLM(AsyncMaintenance):
         self._stream = fleet.handle.options(stream=True)
         self._codec = use.codec or RequestCodec()
         self._ids = itertools.count()
-        self._suspects = Suspects(most_ends=1)  # each time after several replicas
+        self._suspects, self._alone = Suspects(), asyncio.Lock()
         self.context = front.context
         self.eos_token_ids = sizes.eos_token_ids
 
@@ -169,16 +170,16 @@ class ReplicatedLLM(AsyncMaintenance):
         if not isinstance(prompt, ProcessedPrompt):
             prompt = await asyncio.to_thread(self.input_processor.process, prompt)
         prompt, params = self._use.ready(prompt, params, self.max_model_len, self.input_processor)
+        in_flight = self._codec.in_flight(prompt, params)
+        self._suspects.check(one := print_of(prompt, params))
         if isinstance(params, SamplingParams) and params.seed is None:
             params.seed = secrets.randbits(62)  # another replica then computes the same
-        in_flight = self._codec.in_flight(prompt, params)
-        self._suspects.check(one := print_of(prompt))
         request = await asyncio.to_thread(to_wire, prompt, params) if prompt.features else to_wire(prompt, params)
         progress, key, request_id = Progress(), key_of(prompt), f"replicated-{next(self._ids)}"
         for tries_left in reversed(range(MOST_TRIES)):
             progress.begin_again()
             try:
-                async with aclosing(self._deltas(request, key)) as deltas:
+                async with self._turn(one), aclosing(self._deltas(request, key)) as deltas:
                     async for delta in deltas:
                         news = progress.news(delta)
                         if news is None:
@@ -197,16 +198,28 @@ class ReplicatedLLM(AsyncMaintenance):
             except (RayActorError, EngineDeadError) as error:
                 reason = error
             logger.warning("a replica ended with a request in flight: %s", reason)
+            if tries_left <= 1:
+                self._suspects.note([one], is_alone=not tries_left)
             if not tries_left:
-                self._suspects.note([one])
                 raise EngineLostError("the replicas that had the request ended; send it again") from reason
+
+    @asynccontextmanager
+    async def _turn(self, one: bytes) -> AsyncGenerator[None, None]:
+        """Run a request now; one that may be what ends replicas when no other such one runs.
+
+        Raises:
+            PromptError: it ends replicas, as another one of the same prompt has shown meanwhile.
+        """
+        async with self._alone if one in self._suspects else nullcontext():
+            self._suspects.check(one)
+            yield
 
     async def _deltas(self, request: tuple[bytes, bytes], key: bytes) -> AsyncGenerator[Delta, None]:
         """What a replica yields of a request; closing the iteration aborts it there."""
         response, is_complete = self._stream.generate.remote(*request, key=key), False
         try:
             async for data in response:
-                yield _decoded(data)
+                yield read(_decoded, data)
             is_complete = True
         finally:
             if not is_complete:
@@ -223,8 +236,21 @@ class ReplicatedLLM(AsyncMaintenance):
         """
         results = await self._in_engines(function, *arguments)
         if not results:
-            raise EngineDeadError("there is no replica now; Ray Serve starts others")
+            raise _none()
         return next(iter(results.values()))
+
+    async def in_engine_of(self, prompt: ProcessedPrompt, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Call a function with the engine of the one replica that should have this prompt's requests, or the next one.
+
+        Raises:
+            CorellmError: it failed there.
+            EngineDeadError: there is no replica.
+        """
+        for replica in preferences(key_of(prompt), self._fleet.replica_ids):
+            result = await self._call(replica, name_of(function), arguments)
+            if result is not None:
+                return cast(_Result, result.value)
+        raise _none()
 
     async def _in_engines(self, function: Callable[..., _Result], *arguments: Any) -> dict[str, _Result]:
         """Call a function with the engine of each replica; results by the replica's id, but of those that ended."""
@@ -237,7 +263,7 @@ class ReplicatedLLM(AsyncMaintenance):
         """What a call gave in a replica; None if the replica ended."""
         for _ in range(MOST_CALLS):
             try:
-                result = _result(await self._handle.call.remote(name, arguments, target=replica))
+                result = read(_result, await self._handle.call.remote(name, arguments, target=replica))
             except (RayActorError, EngineDeadError):
                 pass  # it ended, or another one did that had the call in its place
             else:
@@ -257,6 +283,10 @@ class ReplicatedLLM(AsyncMaintenance):
     async def get_metrics_by_replica(self) -> dict[str, Sequence[Metric]]:
         """The metrics of each replica, by its id."""
         return {name: metrics_of(plain) for name, plain in (await self._in_engines(plain_metrics)).items()}
+
+
+def _none() -> EngineDeadError:
+    return EngineDeadError("there is no replica now; Ray Serve starts others")
 
 
 def _of_this_clock(metrics: RequestMetrics | None, arrival: float, replica: str) -> RequestMetrics | None:

@@ -1,6 +1,6 @@
-"""Requests that engines had when they ended: one that comes again and again is not given to one engine after the other.
+"""Prompts that engines had when they ended: which of them may be the reason, and which one is.
 
-Knows what a request is by its prompt, and times; knows no engines.
+Knows what a request is by its prompt and parameters, and times; knows no engines.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ import threading
 import time
 from array import array
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from corellm.errors import PromptError
 
@@ -18,62 +21,71 @@ if TYPE_CHECKING:
     from corellm.serving import ProcessedPrompt
 
 REFUSED_SECONDS = 600.0
-"""How long it is refused."""
+"""How long the one that is the reason is refused, and others are suspects."""
 _MOST_KNOWN = 4096
 
 
-def print_of(prompt: ProcessedPrompt) -> bytes:
-    """What tells a prompt from others: its tokens, its items, and whose it is."""
+def print_of(prompt: ProcessedPrompt, params: Any) -> bytes:
+    """What tells a request from others: its tokens, items, adapter and parameters, and whose it is.
+
+    Args:
+        prompt: of the request.
+        params: the request's own, a dataclass; how outputs are read is no part of them.
+    """
     identity = hashlib.blake2b(array("q", prompt.token_ids).tobytes(), digest_size=16)
     for feature in prompt.features:
         identity.update(b"item" + feature.identifier.encode("utf-8", "surrogatepass"))
     identity.update(b"salt" + (prompt.cache_salt or "").encode("utf-8", "surrogatepass"))
+    chosen = [getattr(params, field.name) for field in fields(params) if field.name != "output_kind"]
+    identity.update(msgspec.msgpack.encode([prompt.decoder, prompt.extra, chosen]))
     return identity.digest()
 
 
 class Suspects:
-    """Counts with which requests engines ended, in any thread.
+    """Requests with which engines ended, in any thread.
 
-    Whether a request was the reason is not known. One that an engine finishes is none.
-
-    Args:
-        most_ends: how often it may be noted before it is refused.
+    Whether one was the reason is not known, unless an engine has it alone. One that an engine finishes is none.
     """
 
-    def __init__(self, most_ends: int) -> None:
-        self._most_ends = most_ends
-        self._ends: dict[bytes, tuple[int, float]] = {}
-        """How many engines ended with each, and when the last one did; the last to end is the last here."""
+    def __init__(self) -> None:
+        self._known: dict[bytes, tuple[bool, float]] = {}
+        """Whether each is the reason, and when an engine ended with it; the last to end is the last here."""
         self._changing = threading.Lock()
 
-    def note(self, prints: Iterable[bytes]) -> None:
-        """Note the requests that an engine had when it ended."""
-        now = time.monotonic()
+    def note(self, prints: Iterable[bytes], *, is_alone: bool) -> None:
+        """Note the requests that an engine had when it ended: all are suspects then.
+
+        Args:
+            prints: of them.
+            is_alone: whether the engine had no other request than this one, which is the reason if it was a suspect.
+        """
         with self._changing:
-            for one in set(prints):
-                self._ends[one] = (self._ends.pop(one, (0, now))[0] + 1, now)
-            while len(self._ends) > _MOST_KNOWN:
-                del self._ends[next(iter(self._ends))]
+            for one in prints:
+                is_reason = one in self and (is_alone or self._known[one][0])
+                self._known.pop(one, None)
+                self._known[one] = is_reason, time.monotonic()
+            while len(self._known) > _MOST_KNOWN:
+                del self._known[next(iter(self._known))]
 
     def clear(self, one: bytes) -> None:
         """Forget a request that an engine finished."""
-        if one in self._ends:
+        if one in self._known:
             with self._changing:
-                self._ends.pop(one, None)
+                self._known.pop(one, None)
+
+    def __contains__(self, one: bytes) -> bool:
+        """Whether a request may be what ends engines."""
+        found = self._known.get(one)
+        return found is not None and time.monotonic() - found[1] <= REFUSED_SECONDS
 
     def check(self, one: bytes) -> None:
         """Return if a request may be given to an engine.
 
         Raises:
-            PromptError: engines ended with it.
+            PromptError: it ends engines.
         """
-        number, when = self._ends.get(one, (0, 0.0))
-        if number < self._most_ends:
-            return
-        if time.monotonic() - when > REFUSED_SECONDS:
-            self.clear(one)
-            return
-        raise PromptError(
-            "engines ended again and again while they had this prompt, so it is refused for "
-            f"{REFUSED_SECONDS / 60:g} minutes; the server's log says how they ended"
-        )
+        if one in self and self._known.get(one, (False, 0.0))[0]:
+            raise PromptError(
+                "an engine ended twice while it had this request, at last it alone, so it is refused for "
+                f"{REFUSED_SECONDS / 60:g} minutes; the server's log says how the engine ended"
+            )

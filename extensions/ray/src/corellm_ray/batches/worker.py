@@ -46,13 +46,13 @@ class Worker:
         from corellm_server.batch.results import Finished
         from corellm_server.batch.running import finish
 
-        room, again = asyncio.Semaphore(self._at_once), asyncio.Lock()
+        room = asyncio.Semaphore(self._at_once)
 
         async def one(row: tuple[Any, ...]) -> Finished:
             line, custom_id, url, body, wrong = row
             request = BatchRequest(int(line), _text(custom_id), str(url), bytes(body), _text(wrong))
             async with room:
-                return await finish(self._app, self._llm, request, again)
+                return await finish(self._app, self._llm, request)
 
         columns = (batch[name] for name in ("line", "custom_id", "url", "body", "wrong"))
         rows = zip(*columns, strict=True)

@@ -48,15 +48,13 @@ def batch_options(options: ServerOptions, max_num_seqs: int) -> ServerOptions:
     )  # fmt: skip
 
 
-async def finish(app: ASGIApp, client: EngineClient, request: BatchRequest, again: asyncio.Lock) -> Finished:
+async def finish(app: ASGIApp, client: EngineClient, request: BatchRequest) -> Finished:
     """The result of a request. One whose engine ended is done again, once an engine serves.
 
     Args:
         app: the server's application.
-        client: the engine behind it.
+        client: the engine behind it, which has such requests one after the other.
         request: a line.
-        again: held while it is done again: one that ends engines does not meet the same others each time, which would
-            seem to be the reason as well.
 
     Raises:
         EngineDeadError: the engine stopped: the request has no result yet.
@@ -68,10 +66,9 @@ async def finish(app: ASGIApp, client: EngineClient, request: BatchRequest, agai
         failure = reply.exchange.failure
         if failure is None or failure.code != "engine_lost":
             break
-        async with again:
-            while client.dead is None and math.isinf(client.seconds_silent):
-                await asyncio.sleep(_PAUSE_SECONDS)
-            reply = await post(app, request.url, request.body)
+        while client.dead is None and math.isinf(client.seconds_silent):
+            await asyncio.sleep(_PAUSE_SECONDS)
+        reply = await post(app, request.url, request.body)
     failure = reply.exchange.failure
     if failure is not None and failure.code == "engine_dead":
         raise EngineDeadError(f"the engine stopped: {client.dead}")
@@ -96,7 +93,7 @@ class BatchRun:
         self._window: deque[asyncio.Task[Finished]] = deque()
         self._max_in_flight, self._num_in_flight = service.config.options.max_queue, 0
         self._max_bytes, self._num_bytes = service.config.limits.max_held_bytes, 0
-        self._changed, self._again = asyncio.Event(), asyncio.Lock()
+        self._changed = asyncio.Event()
         self._signal: signal.Signals | None = None
 
     async def run(self) -> signal.Signals | None:
@@ -139,7 +136,7 @@ class BatchRun:
     def _begin_more(self) -> None:
         """Begin as many requests as there is room for; a single one always has room."""
         while self._next is not None and (not self._window or self._has_room(self._next.num_bytes)):
-            task = asyncio.ensure_future(finish(self._app, self._client, self._next, self._again))
+            task = asyncio.ensure_future(finish(self._app, self._client, self._next))
             task.add_done_callback(partial(self._ended, self._next.num_bytes))
             self._window.append(task)
             self._num_in_flight += 1

@@ -12,6 +12,7 @@ from corellm.config import EngineConfig
 from corellm.errors import AbsentMethodError, EngineLostError, InvalidParameterError
 from corellm.serving import (
     Metric,
+    ProcessedPrompt,
     ProcessLLM,
     RemoteEngine,
     Share,
@@ -23,6 +24,7 @@ from corellm.serving import (
 )
 from corellm_server.data_parallel.division import devices_of, shares_of
 from corellm_server.data_parallel.group import EngineGroup
+from corellm_server.routing import key_of
 
 _Result = TypeVar("_Result")
 
@@ -95,6 +97,16 @@ class DataParallelLLM(ProcessLLM):
         An engine that is started again later has not called it.
         """
         return next(iter((await self.in_engines(function, *arguments)).values()))
+
+    async def in_engine_of(self, prompt: ProcessedPrompt, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Call a function with the one engine that should have this prompt's requests; others go on with their steps.
+
+        Raises:
+            EngineLostError: that engine ended, or none serves.
+        """
+        future: Future[dict[int, _Result]] = Future()
+        call = partial(self.group.call, future, name_of(function), arguments, key=key_of(prompt))
+        return next(iter((await self._result_of(future, call)).values()))
 
     if not TYPE_CHECKING:  # as `AsyncLLM` states them
 

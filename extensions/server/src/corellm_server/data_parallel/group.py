@@ -1,7 +1,7 @@
 """Several engines' processes, as one link: requests go to one of them, calls to all, and one that ends comes again.
 
-Knows processes' ends and loads; which engine a request goes to is `routing`'s to know, which request may have ended one
-`suspects`', and messages are the link's.
+Knows processes' ends; which engine a request goes to, and what waits for one, is `placing`'s to know, and messages are
+the link's.
 """
 
 from __future__ import annotations
@@ -20,23 +20,17 @@ import msgspec
 
 from corellm.errors import CorellmError, EngineDeadError, EngineLostError
 from corellm.serving import Delta, ProcessedPrompt, Ready, Share, to_error, to_fault
+from corellm_server.data_parallel.placing import Placing, is_silent
 from corellm_server.data_parallel.sending import Request, SendingLink
-from corellm_server.routing import choose, key_of
-from corellm_server.suspects import Suspects, print_of
+from corellm_server.routing import preferences
 from corellm_server.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
-SILENT_SECONDS = 10.0
-"""An engine without a sign of life for so long gets no new requests while there are others."""
 _STEADY_SECONDS = 60.0
 """An engine that lived so long is started again at once; each other time takes twice as long as the one before, and as
 long as this at most."""
-_MOST_ENDS = 2
-"""Engines that may end with a request before it is refused."""
 _LOOK_SECONDS = 0.5
-_FULL_SECONDS = 0.02
-"""Between two looks for an engine that takes a request."""
 
 
 def pause(lived: float, waited: float) -> float:
@@ -78,9 +72,7 @@ class EngineGroup:
         """Engines that serve, by number."""
         self._failed: set[int] = set()
         """Engines that ended and could not be started when that was last tried."""
-        self._suspects = Suspects(_MOST_ENDS)
-        self._prints: dict[str, bytes] = {}
-        """What tells the requests in flight from others, by their ids."""
+        self._placing = Placing(self._links, self._awaits_engines, self._refuse)
         self._closing = threading.Event()
         self._changing = threading.Lock()
         self._begun: set[SendingLink] = set()
@@ -131,50 +123,22 @@ class EngineGroup:
         return self._steps_of_ended + sum(link.num_steps for link in self._links.copy().values())
 
     def add(self, request_id: str, prompt: ProcessedPrompt, params: Any, in_flight: Any, arrival_time: float) -> None:
-        """Send a request to the engine that should have it, or to the next one if that has just ended.
+        """Have a request sent to the engine that should have it, or to the next one if that has just ended.
 
-        Waits while so many requests wait for each engine that none takes more.
+        It waits while no engine takes it, without keeping the caller waiting.
 
         Raises:
             RequestError: the request is wrong; nothing was sent.
             EngineLostError: no engine serves now.
             EngineDeadError: the group ends.
         """
-        self._suspects.check(one := print_of(prompt))
-        self._prints[request_id] = one
-        try:
-            self._send(Request(request_id, prompt, params, in_flight, arrival_time))
-        except BaseException:
-            self._prints.pop(request_id, None)
-            raise
+        if self._closing.is_set():
+            raise EngineDeadError("the server ends")
+        self._placing.add(Request(request_id, prompt, params, in_flight, arrival_time))
 
-    def _send(self, request: Request) -> None:
-        key = key_of(request.prompt)
-        while not self._closing.is_set():
-            links = self._links.copy()
-            if not links:
-                raise EngineLostError("no engine serves now, and they are started again; send the request again")
-            free = {n: link for n, link in links.items() if not link.is_full}
-            loads = {n: link.num_requests for n, link in free.items() if link.seconds_silent < SILENT_SECONDS}
-            loads = loads or {n: link.num_requests for n, link in free.items()}
-            if not loads:
-                self._closing.wait(_FULL_SECONDS)
-                continue
-            with contextlib.suppress(EngineDeadError):  # it has just ended
-                return links[choose(key, loads)].add(*request)
-            self._closing.wait(_FULL_SECONDS)
-        raise EngineDeadError("the server ends")
-
-    def _send_again(self, request: Request) -> None:
-        """Give a request to another engine, as the one that should have had it ended before."""
-        if request.request_id not in self._prints:
-            return  # ended meanwhile
-        try:
-            self._send(request)
-        except CorellmError as error:
-            self._refuse(request, error)
-        if request.request_id not in self._prints:  # no engine had it when it was to be ended
-            self.abort_request(request.request_id, silently=True)
+    def _awaits_engines(self) -> bool:
+        """Whether engines that ended are being started, and may serve soon."""
+        return len(self._links) + len(self._failed) < len(self._parts)
 
     def _refuse(self, request: Request, error: Exception) -> None:
         """Deliver the last output of a request that no engine got."""
@@ -183,28 +147,41 @@ class EngineGroup:
         fault = to_fault(error)
         output = request.in_flight.output(Delta(request.request_id, [], True, fault=fault))
         output.error = error if isinstance(error, CorellmError) else to_error(fault)
-        self._prints.pop(request.request_id, None)
+        self._placing.drop(request.request_id)
         self._deliver([output])
 
     def abort_request(self, request_id: str, *, silently: bool) -> None:
         """End a request now, if there is one of this id."""
-        if silently:
-            self._prints.pop(request_id, None)
+        forget = self._placing.drop if silently else self._placing.abort
+        forget(request_id)
         for link in self._links.copy().values():
             link.abort_request(request_id, silently=silently)
+        self._placing.place()
 
-    def call(self, future: Future[Any], function: str, arguments: Sequence[Any], *, skips_silent: bool = False) -> None:
+    def call(
+        self,
+        future: Future[Any],
+        function: str,
+        arguments: Sequence[Any],
+        *,
+        skips_silent: bool = False,
+        key: bytes | None = None,
+    ) -> None:
         """Have the engines call a function between two steps; the future gets their results by engine, or an error.
 
         Args:
             future: of the caller.
             function, arguments: as for an `EngineLink`.
             skips_silent: do not ask engines that give no sign of life.
+            key: of a prompt, whose engine alone is asked; None for all.
         """
         if not future.set_running_or_notify_cancel():
             return
         links = self._links.copy()
-        asked = {n: link for n, link in links.items() if not skips_silent or link.seconds_silent < SILENT_SECONDS}
+        asked = {n: link for n, link in links.items() if not skips_silent or not is_silent(link)}
+        if key is not None and links:
+            number = preferences(key, [n for n, link in links.items() if not is_silent(link)] or links)[0]
+            asked = {number: links[number]}
         results: dict[int, Future[Any]] = {number: Future() for number in asked}
         left = set(results)
 
@@ -269,7 +246,7 @@ class EngineGroup:
         with self._changing:
             if self._closing.is_set():
                 raise EngineDeadError("the server ends")
-            link = SendingLink({**self._engine_args, "device": device}, share, self._send_again, self._refuse)
+            link = SendingLink({**self._engine_args, "device": device}, share, self._placing.add_again, self._refuse)
             self._begun.add(link)
             return link
 
@@ -282,9 +259,7 @@ class EngineGroup:
     def _deliver_from(self, number: int, outputs: list[Any]) -> None:
         for output in outputs:
             if output.finished:
-                finished = self._prints.pop(output.request_id, None)
-                if finished is not None:
-                    self._suspects.clear(finished)
+                self._placing.finish(output.request_id)
             if getattr(output, "metrics", None) is not None:
                 output.metrics.replica = str(number)
         self._deliver(outputs)
@@ -297,8 +272,7 @@ class EngineGroup:
             is_over = self.num_changes > 0
         told = f"engine {number} ended while it had the request; send it again"
         failed = link.fail_requests(lambda: reason if is_over else EngineLostError(told))
-        prints = [self._prints.pop(output.request_id, None) for output in failed]
-        self._suspects.note(one for one in prints if one is not None)
+        self._placing.note_end(output.request_id for output in failed)
         self._deliver(failed)
         link.stop_sending()
         if self._closing.is_set():
@@ -343,6 +317,7 @@ class EngineGroup:
                     self._links[number] = link
             if is_needed:
                 self._read(number, link, seconds)
+                self._placing.place()
                 logger.warning("engine %d serves again", number)
             elif not self._closing.is_set():
                 self._forget(link)
@@ -364,11 +339,12 @@ class EngineGroup:
         while not self._closing.wait(_LOOK_SECONDS):
             links = {link: number for number, link in self._links.copy().items()}
             watchdogs = {link: watchdogs.get(link) or Watchdog(link, self._hang_timeout) for link in links}
-            silent = [link for link in links if link.seconds_silent >= SILENT_SECONDS]
+            silent = [link for link in links if is_silent(link)]
             for link in silent if len(silent) < len(links) else ():
                 link.give_back()
+            self._placing.place()
             for link, watchdog in watchdogs.items():
-                watchdog.look(has_work=link.num_requests > 0)
+                watchdog.look(has_work=link.num_requests > 0 or self._placing.num_waiting > 0)
                 if watchdog.is_hung:
                     told = "engine %d completed no step for %g s (--engine-hang-timeout); it is ended"
                     logger.error(told, links[link], self._hang_timeout)

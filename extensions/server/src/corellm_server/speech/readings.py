@@ -57,7 +57,7 @@ class RunReading:
             text = await in_pool(partial(self.reading.take, prompt, output))  # which cuts the next piece
             if self.reading.call is not None:
                 function, arguments = self.reading.call
-                result = await service.client.in_engine(function, *arguments)
+                result = await service.client.in_engine_of(prompt, function, *arguments)
                 text = await in_pool(partial(self.reading.answer, result))
             yield text, output
 

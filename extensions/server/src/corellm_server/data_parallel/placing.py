@@ -1,0 +1,212 @@
+"""Requests on their way to several engines: which one each goes to, and what waits for one.
+
+A request that an engine had when it ended is a suspect: it has an engine to itself, so that it can take no other
+request with it, and that engine's end says which request was the reason. Knows engines by what they have to do; knows
+no processes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+
+from corellm.errors import CorellmError, EngineDeadError, EngineLostError
+from corellm_server.data_parallel.sending import Request, SendingLink
+from corellm_server.routing import choose, key_of
+from corellm_server.suspects import Suspects, print_of
+
+SILENT_SECONDS = 10.0
+"""An engine without a sign of life for so long gets no new requests while there are others."""
+_LIVELY_SECONDS = 2.0
+"""An engine without requests gives a sign of life once a second: one that does not may hang in a request that was
+aborted, and no suspect is to be blamed for that."""
+
+
+def is_silent(link: SendingLink) -> bool:
+    """Whether an engine has not given a sign of life for long: others are asked in its place."""
+    return link.seconds_silent >= SILENT_SECONDS
+
+
+class Placing:
+    """Gives requests to engines, in any thread; none waits in a call.
+
+    Args:
+        links: the engines that serve, by number, as they are now.
+        awaits_engines: whether further ones are being started.
+        refuse: gets each request that no engine is to have, and why.
+    """
+
+    def __init__(
+        self,
+        links: Mapping[int, SendingLink],
+        awaits_engines: Callable[[], bool],
+        refuse: Callable[[Request, CorellmError], None],
+    ) -> None:
+        self._links, self._awaits_engines, self._refuse = links, awaits_engines, refuse
+        self._suspects = Suspects()
+        self._prints: dict[str, bytes] = {}
+        """What tells the requests in flight from others, by their ids."""
+        self._ordinary: deque[Request] = deque()
+        """Wait while each engine has as many as it takes, or is kept for a suspect."""
+        self._suspected: deque[Request] = deque()
+        """Wait for an engine without other requests, one after the other."""
+        self._to_abort: set[str] = set()
+        """Those that wait, and are to be ended as soon as an engine can say so."""
+        self._kept: SendingLink | None = None
+        """Gets no other requests than the next suspect."""
+        self._alone: str | None = None
+        """The suspect that it has."""
+        self._changing = threading.Lock()
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for an engine."""
+        return len(self._ordinary) + len(self._suspected)
+
+    def add(self, request: Request) -> None:
+        """Give a new request to the engine that should have it, at once or later.
+
+        Raises:
+            PromptError: it ends engines.
+            EngineLostError: no engine serves now.
+        """
+        one = print_of(request.prompt, request.params)
+        self._suspects.check(one)
+        if not self._links:
+            raise _lost()
+        self._prints[request.request_id] = one
+        self._put(request)
+
+    def add_again(self, request: Request) -> None:
+        """Give a request to an engine, as the one that should have had it has ended; unless the request has, too."""
+        self._put(request)
+
+    def finish(self, request_id: str) -> None:
+        """Forget a request that an engine finished: it is no suspect."""
+        one = self._prints.pop(request_id, None)
+        if one is not None:
+            self._suspects.clear(one)
+        self._leave(request_id)
+
+    def drop(self, request_id: str) -> None:
+        """Forget a request that is aborted, and that no one reads."""
+        self._prints.pop(request_id, None)
+        with self._changing:
+            for waiting in (self._ordinary, self._suspected):
+                for request in [request for request in waiting if request.request_id == request_id]:
+                    waiting.remove(request)
+        self._leave(request_id)
+
+    def abort(self, request_id: str) -> None:
+        """Have a request that waits ended by the engine that gets it."""
+        with self._changing:
+            if any(request.request_id == request_id for request in (*self._ordinary, *self._suspected)):
+                self._to_abort.add(request_id)
+
+    def note_end(self, request_ids: Iterable[str]) -> None:
+        """Note the requests that an engine had when it ended; it is none of `links` any more."""
+        prints = {self._prints.pop(request_id, None) for request_id in request_ids} - {None}
+        self._suspects.note(prints, is_alone=len(prints) == 1)
+        self.place()
+
+    def place(self) -> None:
+        """Give requests that wait to engines that take them now."""
+        with self._changing:
+            refused = list(self._place()) if self.num_waiting or self._kept is not None else ()
+        for request, error in refused:
+            self._prints.pop(request.request_id, None)
+            self._refuse(request, error)
+
+    def _put(self, request: Request) -> None:
+        with self._changing:
+            one = self._prints.get(request.request_id)
+            if one is None:
+                return  # ended meanwhile
+            self._free(request.request_id)
+            (self._suspected if one in self._suspects else self._ordinary).append(request)
+        self.place()
+
+    def _leave(self, request_id: str) -> None:
+        """Let others have the engine of a suspect that has ended, or for which it was kept."""
+        self._to_abort.discard(request_id)
+        if self._kept is not None or self.num_waiting:
+            with self._changing:
+                self._free(request_id)
+            self.place()
+
+    def _free(self, request_id: str) -> None:
+        if request_id == self._alone:
+            self._kept = self._alone = None
+
+    def _place(self) -> Iterable[tuple[Request, CorellmError]]:
+        """Place what can be; yields what no engine is to have, and why."""
+        links = dict(self._links)
+        if not links:
+            lost = [*self._ordinary, *self._suspected]
+            self._ordinary.clear()
+            self._suspected.clear()
+            yield from ((request, _lost()) for request in lost)
+        if self._kept not in links.values():
+            self._kept = self._alone = None
+        while self._suspected and (reason := self._reason(self._suspected[0])) is not None:
+            yield self._suspected.popleft(), reason
+        if not self._suspected and self._alone is None:
+            self._kept = None
+        while self._ordinary and self._give(self._ordinary[0], links):
+            self._ordinary.popleft()
+        if self._suspected and self._alone is None and self._give_alone(self._suspected[0], links):
+            self._suspected.popleft()
+
+    def _reason(self, request: Request) -> CorellmError | None:
+        """Why a suspect is refused; another one of the same prompt may have ended an engine meanwhile."""
+        try:
+            self._suspects.check(self._prints.get(request.request_id, b""))
+        except CorellmError as error:
+            return error
+        return None
+
+    def _give(self, request: Request, links: dict[int, SendingLink]) -> bool:
+        """Give a request to the engine of its key; returns False if none takes it now."""
+        while True:
+            free = {number: link for number, link in links.items() if link is not self._kept and not link.is_full}
+            loads = {n: link.num_requests for n, link in free.items() if not is_silent(link)}
+            loads = loads or {number: link.num_requests for number, link in free.items()}
+            if not loads:
+                return False
+            number = choose(key_of(request.prompt), loads)
+            if self._send(request, links[number]):
+                return True
+            del links[number]
+
+    def _give_alone(self, request: Request, links: dict[int, SendingLink]) -> bool:
+        """Give a suspect to an engine that has no other request; until there is one, an engine gets no others.
+
+        The last of several is for other requests, while further ones are being started.
+        """
+        serving = () if len(links) == 1 and self._awaits_engines() else links.values()
+        usable = (link for link in serving if not is_silent(link))
+        kept = min(usable, key=lambda link: (link.num_requests, link is not self._kept), default=None)
+        self._kept = kept
+        if kept is None or kept.num_requests or kept.seconds_silent >= _LIVELY_SECONDS:
+            return False
+        if not self._send(request, kept):
+            self._kept = None
+            return False
+        self._alone = request.request_id
+        return True
+
+    def _send(self, request: Request, link: SendingLink) -> bool:
+        """Send a request to an engine; returns False if that has just ended."""
+        try:
+            link.add(*request)
+        except EngineDeadError:
+            return False
+        if request.request_id in self._to_abort:
+            self._to_abort.discard(request.request_id)
+            link.abort_request(request.request_id, silently=False)
+        return True
+
+
+def _lost() -> EngineLostError:
+    return EngineLostError("no engine serves now, and they are started again; send the request again")
