@@ -49,6 +49,7 @@ models:
   second:
     model: {make_llava(seed=1)}
     max-model-len: 96
+    max_queue: 2
 """
     models = models_of(tmp_path_factory.mktemp("models") / "server.yaml", text)
     with opened_engines(engine_offers(), models) as clients, served(*services_of(models, clients)) as running:
@@ -185,6 +186,41 @@ models:
     assert [one.tool_call_parser for one in options] == ["hermes", None, None, None]
     assert {model.config.limits.max_n for model in models.values()} == {3}
     assert [model.config.offered[0].data_parallel_size for model in models.values()] == [1, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "of_models", "of_server"),
+    [
+        ("models: {a: {model: x}, b: {model: y}}", [256, 256], 512),
+        ("models: {a: {model: x, max-queue: 3}, b: {model: y}}", [3, 256], 259),
+        ("max_queue: 9\nmodels: {a: {model: x}, b: {model: y}}", [5, 5], 9),
+        ("max_queue: 9\nmodels: {a: {model: x, max_queue: 8}, b: {model: y}}", [8, 5], 9),
+    ],
+)
+def test_each_model_has_places_of_its_own(tmp_path: Path, text: str, of_models: list[int], of_server: int) -> None:
+    """And the server's are all of them, unless the file says how many."""
+    models = models_of(tmp_path / "server.yaml", text).values()
+    assert [model.max_queue for model in models] == of_models
+    assert {model.config.options.max_queue for model in models} == {of_server}
+
+
+def test_a_model_that_is_full_keeps_none_from_the_others(both: Running) -> None:
+    """Its own requests are told; a response in the background has a place until it is made, and questions need none."""
+    key = {"x-api-key": "key"}
+    second = both.server._models.find("second")
+    asked = {"model": "second", "input": "go on", "background": True, "max_output_tokens": 80}
+    begun = [both.post("/v1/responses", asked, headers=key) for _ in range(2)]
+    assert [one.status_code for one in begun] == [200, 200]
+    assert len(second.in_flight) == 2
+    told = both.post(CHAT, {**chat(QUESTION), "model": "second"}, headers=key)
+    assert (told.status_code, told.json()["error"]["code"]) == (503, "unavailable")
+    assert told.json()["error"]["message"] == "second is full: 2 requests are in it; try again later"
+    assert both.post(CHAT, {**chat(QUESTION), "model": "first"}, headers=key).status_code == 200
+    assert both.get("/v1/models", headers=key).status_code == 200
+    for one in begun:
+        both.post(f"/v1/responses/{one.json()['id']}/cancel", {}, headers=key)
+    wait_until(lambda: not second.in_flight)
+    assert both.post(CHAT, {**chat(QUESTION), "model": "second"}, headers=key).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -75,9 +75,18 @@ class ByModel:
         self._models, self._apps = models, apps
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, whose body has been read."""
+        """Serve one request, whose body has been read.
+
+        Raises:
+            ApiError: 404, there is no such model; 503, it is full.
+        """
         exchange = exchange_of(scope)
         name = exchange.body.get("model")
         service = self._models.find(name if isinstance(name, str) else None)
         exchange.model = service.names[0]
-        await self._apps[service](scope, receive, send)
+        if exchange.body:  # else it has no place in the server either
+            service.enter(exchange)
+        try:
+            await self._apps[service](scope, receive, send)
+        finally:
+            service.in_flight.discard(exchange)

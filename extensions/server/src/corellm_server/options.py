@@ -88,7 +88,8 @@ class ServerOptions:
     """Seconds that a response is kept; going on with it begins them again, for all of its conversation."""
     max_queue: int = 256
     """Most requests in the server, running ones included; more are answered 503 at once. A request counts once all of
-    it has arrived."""
+    it has arrived. Each of several models in a file may have its own, or has an equal part of the server's; where that
+    has none either, a model has 256, and the server the sum of them."""
     max_uploads: int = 512
     """Most requests that are arriving at once; one that comes whole, as small ones do, is none of them. Beyond, the one
     that stalls for longest is answered 503."""

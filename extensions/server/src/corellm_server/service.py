@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,10 @@ from corellm.outputs import RequestOutput
 from corellm.sampling_params import SamplingParams
 from corellm.serving import EngineClient, ProcessedPrompt
 from corellm_server.adapters import ServedAdapters
-from corellm_server.errors import ApiError, no_model
+from corellm_server.errors import ApiError, no_model, unavailable
 from corellm_server.exchange import Exchange
-from corellm_server.intake import Intake
+from corellm_server.intake import Intake, Stoppable
+from corellm_server.kept.background import BackgroundRun
 from corellm_server.kept.responses import KeptResponses
 from corellm_server.media_sources import Fetcher
 from corellm_server.metrics import ServerMetrics
@@ -54,6 +56,7 @@ class Service:
         tracing: makes spans of requests, and is closed with the service; None for no spans.
         first: the server's first model, if this is another one: they share what counts requests, the responses that
             are kept, fetcher and tracing, which are closed with the first one.
+        max_queue: most requests of this model at once, of several; None for as many as the server takes.
     """
 
     def __init__(
@@ -65,11 +68,15 @@ class Service:
         tracing: Tracing | None = None,
         *,
         first: Service | None = None,
+        max_queue: int | None = None,
     ) -> None:
         self.client, self.config = client, config
         self.names = served_names(config.options, model)
         self.loaded_as = model
         """What clients may ask for, too."""
+        self._max_queue = max_queue
+        self.in_flight: set[Stoppable] = set()
+        """Requests of this model, of several; of an only one the intake's are."""
         self.created = int(time.time())
         options = config.options
         self._is_first = first is None
@@ -91,6 +98,23 @@ class Service:
         self.forms = OutputForms(client.input_processor, options)
         self._fetcher = fetcher
         self.tracing = tracing
+
+    def enter(self, request: Stoppable) -> None:
+        """Let a request of this model in.
+
+        Raises:
+            ApiError: 503, it has as many as it may have.
+        """
+        if self._max_queue is not None and len(self.in_flight) >= self._max_queue:
+            raise unavailable(f"{self.names[0]} is full: {self._max_queue} requests are in it; try again later")
+        self.in_flight.add(request)
+
+    def hand_over(self, exchange: Exchange, run: BackgroundRun) -> None:
+        """Let a response that is made in the background have the place of its request."""
+        if exchange in self.in_flight:
+            self.in_flight.discard(exchange)
+            self.in_flight.add(run)
+            run.when_ended(partial(self.in_flight.discard, run))
 
     def check_model(self, name: str | None, *tasks: str) -> str:
         """The model's name, or an adapter's, as the client gave it; None for any. The name that the model was loaded by

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from corellm.cli.arguments import ENGINE_CONFIGS
@@ -21,6 +21,7 @@ from corellm_server.options import ServerConfig, ServerOptions
 _OF_A_MODEL = (
     "served_model_name", "lora_modules", "enable_mm_embeds", "allow_request_templates", "allowed_template_kwargs",
     "allowed_mm_processor_kwargs", "max_window_size", "tool_call_parser", "reasoning_parser", "score_template",
+    "max_queue",
 )  # fmt: skip
 """Options of a server that each of its models may have; the others are the gate's."""
 _OF_AN_ONLY_ONE = ("enable_sleep_mode", "allowed_weights_path", "allow_runtime_lora_updating")
@@ -34,6 +35,8 @@ class ModelConfig:
     config: ServerConfig
     """Configuration of the server, with the model's own options in it."""
     engine_args: dict[str, Any]
+    max_queue: int | None = None
+    """Most requests of the model at once, of several; those of the server are in `config`."""
 
 
 def configured_models(args: argparse.Namespace, offered: Sequence[type] = ()) -> dict[str, ModelConfig]:
@@ -63,9 +66,15 @@ def configured_models(args: argparse.Namespace, offered: Sequence[type] = ()) ->
             config, engine_args = config_of(args, {**given, **own, "served_model_name": (name, *further)}, offered)
         except ConfigError as error:
             raise ConfigError(f"models: {name}: {error}") from error
-        models[name] = ModelConfig(config, engine_args)
+        models[name] = ModelConfig(config, engine_args, config.options.max_queue)
+        if "max_queue" in given and "max_queue" not in own:
+            models[name] = replace(models[name], max_queue=-(-config.options.max_queue // len(named)))
     _check_names(models)
-    return models
+    whole = given.get("max_queue", sum(model.max_queue or 0 for model in models.values()))
+    return {
+        name: replace(model, config=replace(model.config, options=replace(model.config.options, max_queue=whole)))
+        for name, model in models.items()
+    }
 
 
 def _entries(path: str, named: Any, offered: Sequence[type]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -134,7 +134,12 @@ def services_of(
     services: list[Service] = []
     for name, model in models.items():
         first = services[0] if services else None
-        services.append(Service(clients[name], model.engine_args["model"], model.config, fetcher, tracing, first=first))
+        services.append(
+            Service(
+                clients[name], model.engine_args["model"], model.config, fetcher, tracing,
+                first=first, max_queue=model.max_queue,
+            )
+        )  # fmt: skip
     return services
 
 

@@ -41,6 +41,7 @@ def response_routes(service: Service) -> APIRouter:
         if body.background and place is not None:
             outputs = service.generate(exchange, prompt, params)
             run = await kept.begin(exchange, place, response, outputs, is_streamed=body.stream is True)
+            service.hand_over(exchange, run)
             return await EventStream.of(run.follow(-1)) if body.stream else json_response(run.now)
         if body.stream:
             exchange.error_events = lambda error: b"".join(map(encoded, response.failure(error)))

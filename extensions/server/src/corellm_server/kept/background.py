@@ -68,6 +68,11 @@ class BackgroundRun:
         if not self._ended.done():
             self._ended.set_result(reason)
 
+    def when_ended(self, then: Callable[[], None]) -> None:
+        """Call a function once it has ended."""
+        assert self._task is not None
+        self._task.add_done_callback(lambda _: then())
+
     async def wait(self) -> None:
         """Return once it has ended."""
         assert self._task is not None
