@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
@@ -16,6 +17,7 @@ from corellm_server.batch.input_file import BatchRequest
 from corellm_server.batch.inputs import InputOptions
 from corellm_server.batch.opening import open_input
 from corellm_server.batch.results import decoded, of_wrong_line
+from corellm_server.batch.running import finish
 from corellm_server.options import ServerConfig
 from tests.fixtures import random_image
 
@@ -35,7 +37,8 @@ def requests(folder: Path, question: str | None = None, column: str = "question"
     with ImageFolder(str(folder), "m", question, column, fields, max_bytes=10_000) as opened:
         first = list(opened.requests())
         assert list(opened.requests()) == first  # as often as wanted
-    return first
+        assert not any(request.body for request in first)
+        return [request.loaded() for request in first]
 
 
 def asked(request: BatchRequest) -> tuple[bytes, str]:
@@ -110,6 +113,26 @@ def test_names_that_no_file_has_end_nothing(images: Path) -> None:
         assert decoded(result.line.rstrip()) is not None  # it can be written, and is found again
     everything = requests(images, "what?")
     assert [r.custom_id for r in everything if r.wrong is None] == ["a.JPG", "b.png", "more/c.webp"]
+
+
+def test_an_image_is_read_when_its_request_is_run(images: Path) -> None:
+    """Before that it costs no memory; what it is then counts, and what cannot be read any more fails alone."""
+    with ImageFolder(str(images), "m", "what?", "question", {}, max_bytes=10_000) as opened:
+        gone, changed, grown = opened.requests()
+    sizes = [(images / str(request.custom_id)).stat().st_size for request in (gone, changed, grown)]
+    assert [request.num_bytes for request in (gone, changed, grown)] == [4 * size // 3 for size in sizes]
+    (images / "a.JPG").unlink()
+    (images / "b.png").write_bytes(b"another")
+    (images / "more" / "c.webp").write_bytes(bytes(10_001))
+    app: Any = None
+    finished = asyncio.run(finish(app, app, gone))
+    result = decoded(finished.line.rstrip())
+    told = "line 1: the image 'a.JPG' cannot be read: No such file or directory"
+    assert result is not None
+    assert result.error is not None
+    assert (result.custom_id, result.error.message, finished.told) == ("a.JPG", told, told)
+    assert asked(changed.loaded()) == (b"another", "what?")
+    assert grown.loaded().wrong == "the image 'more/c.webp' has more than the 10000 bytes of a request"
 
 
 def test_directories_and_options_that_do_not_fit(images: Path) -> None:

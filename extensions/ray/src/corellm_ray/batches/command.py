@@ -100,10 +100,11 @@ def _results(
             is_done = done.is_done(request)
         if is_done:
             continue
-        if request.wrong is not None and not options.keep_order:
-            yield of_wrong_line(request)
+        loaded = request.loaded()
+        if loaded.wrong is not None and not options.keep_order:
+            yield of_wrong_line(loaded, is_told=request.wrong is not None)
             continue
-        rows.append(request)
+        rows.append(loaded)
         if len(rows) == _BLOCK_ROWS:
             blocks.append(_block(rows))
             rows = []

@@ -10,6 +10,7 @@ import contextlib
 import csv
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ _FILE = "file_name"
 
 
 class ImageFolder(contextlib.AbstractContextManager["ImageFolder"]):
-    """Reads a directory as requests, as often as wanted.
+    """Reads a directory as requests, as often as wanted; an image is read as its request is loaded.
 
     A request's `custom_id` is the image's name within the directory.
 
@@ -97,26 +98,36 @@ class ImageFolder(contextlib.AbstractContextManager["ImageFolder"]):
         seen.add(name)
         if not isinstance(question, str) or not question:
             return BatchRequest(number, name, wrong=f"{self._column} must be text, got {question!r:.100}")
-        file = self._file(name)
-        if file is None:
+        size = self._size(name)
+        if size is None:
             return BatchRequest(number, name, wrong=f"there is no image {name!r:.100} in the directory")
+        if size > self._max_bytes:
+            return BatchRequest(number, name, wrong=self._too_large(name))
+        # its text in base64 is a third longer
+        return BatchRequest(number, name, load=partial(self._loaded, number, name, question), size=4 * size // 3)
+
+    def _loaded(self, number: int, name: str, question: str) -> BatchRequest:
+        """The request about an image, which may have changed since it was found."""
         try:
-            if file.stat().st_size > self._max_bytes:
-                told = f"the image {name!r:.100} has more than the {self._max_bytes} bytes of a request"
-                return BatchRequest(number, name, wrong=told)
-            data = file.read_bytes()
+            with (self._root / name).resolve().open("rb") as file:
+                data = file.read(self._max_bytes + 1)
         except OSError as error:
             return BatchRequest(number, name, wrong=f"the image {name!r:.100} cannot be read: {error.strerror}")
+        if len(data) > self._max_bytes:
+            return BatchRequest(number, name, wrong=self._too_large(name))
         url = "data:application/octet-stream;base64," + base64.b64encode(data).decode()
         content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": question}]
         body = {"model": self._model, **self._fields, "messages": [{"role": "user", "content": content}]}
         return BatchRequest(number, name, "/v1/chat/completions", json.dumps(body).encode())
 
-    def _file(self, name: str) -> Path | None:
-        """The file of a name, if it is in the directory."""
+    def _too_large(self, name: str) -> str:
+        return f"the image {name!r:.100} has more than the {self._max_bytes} bytes of a request"
+
+    def _size(self, name: str) -> int | None:
+        """The bytes of the file of a name, if it is in the directory."""
         try:
             file = (self._root / name).resolve()
-            return file if file.is_relative_to(self._root) and file.is_file() else None
+            return file.stat().st_size if file.is_relative_to(self._root) and file.is_file() else None
         except (OSError, RuntimeError, ValueError):  # no name that a file may have; a link to itself
             return None
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -41,11 +41,19 @@ class BatchRequest:
     body: bytes = b""
     wrong: str | None = None
     """Why there is no such request."""
+    load: Callable[[], BatchRequest] | None = field(default=None, compare=False)
+    """Makes the request with its body, where that is in a file of its own."""
+    size: int = 0
+    """Of that body, in bytes."""
 
     @cached_property
     def num_bytes(self) -> int:
         """Memory that the gate counts for its body."""
-        return len(self.body) + VALUE_BYTES * count_values(self.body)
+        return (self.size or len(self.body)) + VALUE_BYTES * count_values(self.body)
+
+    def loaded(self) -> BatchRequest:
+        """The request with its body, or with why it has none."""
+        return self if self.load is None else self.load()
 
 
 class Input(Protocol):
@@ -54,7 +62,7 @@ class Input(Protocol):
     path: Path
 
     def requests(self) -> Iterator[BatchRequest]:
-        """All requests, from the first."""
+        """All requests, from the first; bodies that are in files of their own are not read."""
 
 
 class _Line(msgspec.Struct):

@@ -72,11 +72,16 @@ def of_reply(request: BatchRequest, reply: Reply) -> Finished:
     return Finished(_encoded(result), result.failure, told, exchange.num_prompt_tokens, exchange.num_output_tokens)
 
 
-def of_wrong_line(request: BatchRequest) -> Finished:
-    """The result of a line that has no request."""
+def of_wrong_line(request: BatchRequest, *, is_told: bool = True) -> Finished:
+    """The result of a line that has no request.
+
+    Args:
+        request: with what is wrong.
+        is_told: whether that was told before.
+    """
     message = f"line {request.line}: {request.wrong}"
     result = Result(_new_id(), request.custom_id, None, NoResponse("invalid_line", message))
-    return Finished(_encoded(result), result.failure)
+    return Finished(_encoded(result), result.failure, None if is_told else message)
 
 
 def decoded(line: bytes) -> Result | None:

@@ -59,8 +59,11 @@ async def finish(app: ASGIApp, client: EngineClient, request: BatchRequest) -> F
     Raises:
         EngineDeadError: the engine stopped: the request has no result yet.
     """
+    was_wrong = request.wrong is not None
+    if request.load is not None:
+        request = await asyncio.to_thread(request.load)
     if request.wrong is not None:
-        return of_wrong_line(request)
+        return of_wrong_line(request, is_told=was_wrong)
     reply = await post(app, request.url, request.body)
     for _ in range(_MOST_TRIES - 1):
         failure = reply.exchange.failure
