@@ -5,8 +5,8 @@ What fetches is an extension's: `offer_fetching`.
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -74,7 +74,7 @@ class FetchSettings:
             raise ConfigError(f"allowed_media_domains must be a list of hosts, got {given!r:.100}")
         for name, kinds in _LIMITS.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, kinds) or not (value > 0 and math.isfinite(value)):
+            if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value <= sys.float_info.max:
                 kind = "integer" if kinds is int else "number"
                 raise ConfigError(f"{name} must be a positive {kind}, got {value!r:.100}")
         self.patterns()

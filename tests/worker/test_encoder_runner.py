@@ -137,6 +137,19 @@ def test_kept_rows_hold_no_more_than_themselves() -> None:
         assert kept.untyped_storage().nbytes() == 6 * 8 * 4
 
 
+def test_a_failure_is_forgotten_with_all_outputs() -> None:
+    """The reason of another run is not told of an item that has not been run since."""
+    encoders = runner(width=8, made=8)
+    item = feature(0, 3)
+    item.data["pixels"].data.fill_(torch.nan)
+    encoders.run([item])
+    with pytest.raises(EncoderError, match="NaN"):
+        encoders.output(item)
+    encoders.drop_all()
+    with pytest.raises(EncoderError, match="its encoder output was dropped"):
+        encoders.output(item)
+
+
 @pytest.mark.parametrize(
     "made", [[torch.ones(6, 8), torch.zeros(6, 8)], torch.ones(1, 6, 8)], ids=["a tensor each", "an item alone"]
 )

@@ -66,6 +66,7 @@ class EncoderRunner:
     def drop_all(self) -> None:
         """Forget every output."""
         self._outputs.clear()
+        self._failures.clear()
         self._unsettled.clear()
 
     def output(self, feature: MultiModalFeature) -> Tensor:

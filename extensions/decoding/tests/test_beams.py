@@ -202,6 +202,7 @@ def test_the_end_of_the_model(llama: LLM) -> None:
         ({"beam_width": 0}, "beam_width"), ({"max_tokens": 4}, "beam_width"), ({"beam_width": 2, "n": 3}, "n"),
         ({"num_beams": 2}, "num_beams"),
         ({"beam_width": 2, "length_penalty": float("nan")}, "length_penalty"),
+        ({"beam_width": 2, "length_penalty": 10**5000}, "length_penalty"), ({"beam_width": 10**5000}, "beam_width"),
         ({"beam_width": 2, "early_stopping": "soon"}, "early_stopping"),
         ({"beam_width": 2, "temperature": -1}, "temperature"), ({"beam_width": 2, "ignore_eos": 1}, "ignore_eos"),
         (None, "params"),

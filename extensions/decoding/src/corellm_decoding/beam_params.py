@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from corellm.errors import InvalidParameterError
 from corellm.known_fields import KnownFields
+from corellm.sampling_params import shown
 
 MAX_BEAM_WIDTH = 128
 MAX_TOKENS = 2**31 - 1
@@ -83,8 +83,8 @@ class BeamSearchParams(KnownFields):
     def _check_number(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or not low <= value <= high:
+        if not is_number or not low <= value <= high:
             raise self._wrong(name, f"a number in [{low:g}, {high:g}]")
 
     def _wrong(self, name: str, wanted: str) -> InvalidParameterError:
-        return InvalidParameterError(f"{name} must be {wanted}, got {getattr(self, name)!r:.100}", param=name)
+        return InvalidParameterError(f"{name} must be {wanted}, got {shown(getattr(self, name))}", param=name)

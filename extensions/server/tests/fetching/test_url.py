@@ -222,6 +222,7 @@ def test_patterns(pattern: str, allowed: list[str], refused: list[str]) -> None:
         *({"allowed_media_domains": (text,)} for text in ("", "http://a.b", "a.b/c", "*a.b", "a.*.b", "a b", "a:0")),
         {"allowed_media_domains": "example.org"}, {"allowed_media_domains": True}, {"allowed_media_domains": [1]},
         {"allowed_media_domains": {"example.org": 1}}, {"fetch_timeout": 0}, {"fetch_timeout": float("nan")},
+        {"fetch_timeout": 10**400},
         {"fetch_timeout": "1"}, {"max_fetch_bytes": -1}, {"max_fetch_bytes": 1.5}, {"max_concurrent_fetches": 0},
         {"max_concurrent_fetches": True},
     ],

@@ -6,14 +6,17 @@ probabilities; knows neither engines nor audio.
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite, log2
+from math import log2
 from typing import Any, Self
 
 from corellm.errors import InvalidParameterError
+from corellm.sampling_params import shown
 
+_LARGEST = sys.float_info.max
 _LOW = 0.5
 """The next window is told of a text that was sampled below this temperature."""
 
@@ -36,12 +39,13 @@ class Retries:
     def __post_init__(self) -> None:
         for name in ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold"):
             value = getattr(self, name)
-            if value is not None and not (_is_number(value) and isfinite(value)):
-                raise InvalidParameterError(f"{name} must be a number or None, got {value!r:.100}", param=name)
-        if not all(_is_number(one) and isfinite(one) and one >= 0 for one in self.temperatures):
-            raise InvalidParameterError(
-                f"temperature must be a number from 0, or several, got {self.temperatures!r:.100}", param="temperature"
-            )
+            if value is not None and not _is_number(value):
+                raise InvalidParameterError(f"{name} must be a number or None, got {shown(value)}", param=name)
+        for one in self.temperatures:
+            if not _is_number(one) or one < 0:
+                raise InvalidParameterError(
+                    f"temperature must be a number from 0, or several, got {shown(one)}", param="temperature"
+                )
 
     @property
     def are_asked_for(self) -> bool:
@@ -89,7 +93,8 @@ class Retries:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether a value is a number that a float can be."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
 
 
 def _compression_ratio(tokens: Sequence[int], vocab_size: int) -> float:
