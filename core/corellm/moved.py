@@ -17,6 +17,7 @@ from typing import Any
 
 MOVED = {
     "corellm.server": "corellm_server",
+    "corellm.server_offers": "corellm_server.offers",
     "corellm.fetching.settings": "corellm.fetch_settings",
     "corellm.fetching": "corellm_server.fetching",
     "corellm.loadgen": "corellm_server.loadgen",

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from corellm.sampling.constraint import MakeConstraint
     from corellm.sampling.device_sampling import Sample
     from corellm.sampling.processing import LogitsProcessing
-    from corellm.server_offers import BatchOffer, EngineOffer
     from corellm.worker.parts.step_part import StepPart
+    from corellm_server.offers import BatchOffer, EngineOffer
 
 _hookspec = pluggy.HookspecMarker(PROJECT_NAME)
 
@@ -316,7 +316,7 @@ def offer_calls(llm: LLM | AsyncLLM) -> Any:
 
 @_hookspec
 def offer_engine_client() -> EngineOffer | None:
-    """Offer options of `corellm serve` that put another engine behind it: a `corellm.server_offers.EngineOffer`.
+    """Offer options of `corellm serve` that put another engine behind it: a `corellm_server.offers.EngineOffer`.
 
     All offers are taken; the options of one at most may ask for its engine. Called whenever the command's arguments are
     read: what the engine imports must be imported when it is opened.
@@ -325,7 +325,7 @@ def offer_engine_client() -> EngineOffer | None:
 
 @_hookspec
 def offer_batch_runner() -> BatchOffer | None:
-    """Offer options of `corellm batch` that have its requests done elsewhere: a `corellm.server_offers.BatchOffer`.
+    """Offer options of `corellm batch` that have its requests done elsewhere: a `corellm_server.offers.BatchOffer`.
 
     All offers are taken; the options of one at most may ask for it. Called whenever the command's arguments are read.
     """

@@ -12,11 +12,11 @@ import pytest
 
 from corellm.cli import build_parser, main
 from corellm.errors import ConfigError
-from corellm.server_offers import WantedEngine
 from corellm_ray.offer import options_of
 from corellm_ray.options import ReplicaOptions
 from corellm_ray.scaling import FEWER_SECONDS, replicas_for, wanted_replicas
 from corellm_server.commands import absent_flags
+from corellm_server.offers import WantedEngine
 
 
 @pytest.mark.parametrize(("given", "fewest", "most"), [("1", 1, 1), ("4", 4, 4), ("1:4", 1, 4), ("2:2", 2, 2)])

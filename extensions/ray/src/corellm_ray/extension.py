@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from corellm.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from corellm.server_offers import BatchOffer, EngineOffer
+    from corellm_server.offers import BatchOffer, EngineOffer
 
 
 class OnRay:

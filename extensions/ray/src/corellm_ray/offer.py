@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from corellm.errors import ConfigError
-from corellm.server_offers import EngineOffer, WantedEngine
 from corellm_ray.options import ReplicaOptions
+from corellm_server.offers import EngineOffer, WantedEngine
 
 if TYPE_CHECKING:
     from corellm.serving import EngineClient

@@ -9,8 +9,8 @@ from corellm.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from corellm.fetch_settings import FetchSettings
-    from corellm.server_offers import EngineOffer
     from corellm_server.fetching.remote_media import RemoteMedia
+    from corellm_server.offers import EngineOffer
 
 
 class Commands:

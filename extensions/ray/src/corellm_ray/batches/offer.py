@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from corellm.errors import ConfigError
-from corellm.server_offers import BatchOffer
+from corellm_server.offers import BatchOffer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,11 +14,11 @@ from corellm.cli.arguments import loading
 from corellm.cli.fields import add_fields
 from corellm.config import EngineConfig
 from corellm.errors import ConfigError
-from corellm.server_offers import BatchOffer
 from corellm.system.log_format import set_up_log
 from corellm_server.batch.inputs import InputOptions
 from corellm_server.commands.arguments import add_server, configured
 from corellm_server.commands.engines import asked_for, batch_offers
+from corellm_server.offers import BatchOffer
 from corellm_server.options import ServerConfig, ServerOptions
 
 if TYPE_CHECKING:

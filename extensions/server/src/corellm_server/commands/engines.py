@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from corellm.errors import ConfigError
 from corellm.plugin.extensions import call_extensions
-from corellm.server_offers import BatchOffer, EngineOffer, WantedEngine
 from corellm_server.commands.models import ModelConfig
 from corellm_server.data_parallel.offer import OFFER as SEVERAL
+from corellm_server.offers import BatchOffer, CommandOffer, EngineOffer, WantedEngine
 
 if TYPE_CHECKING:
     from corellm.serving import EngineClient
 
-Offer = TypeVar("Offer", bound=EngineOffer | BatchOffer)
+Offer = TypeVar("Offer", bound=CommandOffer)
 
 
 def engine_offers() -> list[EngineOffer]:
@@ -29,7 +29,7 @@ def engine_offers() -> list[EngineOffer]:
     return [offer for _, offer in offers]
 
 
-def batch_offers() -> list[EngineOffer | BatchOffer]:
+def batch_offers() -> list[CommandOffer]:
     """What may do the requests of a file: several engines, and what extensions offer."""
     offers = call_extensions("offer_batch_runner", lambda offer: isinstance(offer, BatchOffer))
     return [SEVERAL, *(offer for _, offer in offers)]

@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from corellm.server_offers import EngineOffer, WantedEngine
+from corellm_server.offers import EngineOffer, WantedEngine
 from corellm_server.options import DataParallelOptions
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What extensions offer behind a server's commands: options of their own, and what they lead to.
+"""What extensions offer behind `corellm serve` and `corellm batch`: options of their own, and what they lead to.
 
 Every command line is read with them, so importing it imports nothing.
 """
@@ -27,29 +27,29 @@ class WantedEngine:
 
 
 @dataclass(frozen=True)
-class EngineOffer:
-    """Options of `corellm serve` that put another engine behind it."""
+class CommandOffer:
+    """Options that a command has with an extension."""
 
     title: str
     """What the options are called in the command's help."""
     options: type
     """A frozen dataclass whose fields are the options, each followed by a docstring."""
     switch: str
-    """The option that asks for this engine by any value but its default; the others need it."""
+    """The option that asks for the offer by any value but its default; the others need it."""
+
+
+@dataclass(frozen=True)
+class EngineOffer(CommandOffer):
+    """Options of `corellm serve` that put another engine behind it."""
+
     opened: Callable[[Sequence[WantedEngine]], AbstractContextManager[Sequence[EngineClient]]]
     """Opens the engines of one or more models of a server, in their order; they end with the context."""
 
 
 @dataclass(frozen=True)
-class BatchOffer:
+class BatchOffer(CommandOffer):
     """Options of `corellm batch` that have its requests done elsewhere."""
 
-    title: str
-    """What the options are called in the command's help."""
-    options: type
-    """A frozen dataclass whose fields are the options, each followed by a docstring."""
-    switch: str
-    """The option that asks for this by any value but its default; the others need it."""
     run: Callable[..., int]
     """Does what has no result yet; returns the exit status. Called with the options, the server's configuration, the
     arguments of `EngineConfig.from_kwargs`, the options of inputs without requests, and the paths of input and
