@@ -22,6 +22,7 @@ LOAD_FORMATS = ("auto", "safetensors", "dummy")
 GENERATION_CONFIGS = ("auto", "none")
 DUMMY_OPTIONS = {"image": ("width", "height"), "video": ("num_frames", "width", "height"), "audio": ("length",)}
 """Sizes that `limit_mm_per_prompt` may limit, besides the number of items."""
+_PATHS = {"tokenizer": "a directory or a hub name", "mmproj": "a file", "weight_cache": "a folder"}
 KV_CACHE_DTYPES = ("auto", "int8", "fp8")
 QUANTIZATIONS = ("int4", "int8")
 MEDIA_FORMATS = (
@@ -63,6 +64,12 @@ def argument_hint(name: str, known: Iterable[str]) -> str:
 def _positive(name: str, value: Any, *, minimum: int = 1) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise ConfigError(f"{name} must be an integer of at least {minimum}, got {value!r}")
+
+
+def _positive_if_given(config: Any, *names: str) -> None:
+    for name in names:
+        if (value := getattr(config, name)) is not None:
+            _positive(name, value)
 
 
 def _not_negative(name: str, value: Any) -> None:
@@ -155,18 +162,12 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
             raise ConfigError(f"model must be a directory or a hub name, got {self.model!r}")
-        if isinstance(self.tokenizer, PathLike):
-            object.__setattr__(self, "tokenizer", str(self.tokenizer))
-        if self.tokenizer is not None and (not isinstance(self.tokenizer, str) or not self.tokenizer):
-            raise ConfigError(f"tokenizer must be a directory or a hub name, got {self.tokenizer!r:.100}")
-        if isinstance(self.mmproj, PathLike):
-            object.__setattr__(self, "mmproj", str(self.mmproj))
-        if self.mmproj is not None and (not isinstance(self.mmproj, str) or not self.mmproj):
-            raise ConfigError(f"mmproj must be a file, got {self.mmproj!r:.100}")
-        if isinstance(self.weight_cache, PathLike):
-            object.__setattr__(self, "weight_cache", str(self.weight_cache))
-        if self.weight_cache is not None and (not isinstance(self.weight_cache, str) or not self.weight_cache):
-            raise ConfigError(f"weight_cache must be a folder, got {self.weight_cache!r:.100}")
+        for name, kind in _PATHS.items():
+            path = getattr(self, name)
+            if isinstance(path, PathLike):
+                object.__setattr__(self, name, str(path))
+            elif path is not None and (not isinstance(path, str) or not path):
+                raise ConfigError(f"{name} must be {kind}, got {path!r:.100}")
         _positive("weight_cache_bytes", self.weight_cache_bytes)
         if not (self.hf_overrides is None or isinstance(self.hf_overrides, Mapping) or callable(self.hf_overrides)):
             raise ConfigError(f"hf_overrides must be a dict or a function, got {self.hf_overrides!r:.100}")
@@ -186,8 +187,7 @@ class ModelConfig:
             raise ConfigError(
                 f'speculative_config must be like {{"method": "ngram"}}, got {self.speculative_config!r:.100}'
             )
-        if self.max_model_len is not None:
-            _positive("max_model_len", self.max_model_len)
+        _positive_if_given(self, "max_model_len")
         for name in ("trust_remote_code", "fuse_layers", "enforce_eager", "enable_lora"):
             _boolean(name, getattr(self, name))
         _positive("max_loras", self.max_loras)
@@ -229,10 +229,7 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         _positive("block_size", self.block_size)
-        if self.kv_cache_memory is not None:
-            _positive("kv_cache_memory", self.kv_cache_memory)
-        if self.num_kv_blocks is not None:
-            _positive("num_kv_blocks", self.num_kv_blocks)
+        _positive_if_given(self, "kv_cache_memory", "num_kv_blocks")
         _not_negative("swap_space", self.swap_space)
         _not_negative("gpu_memory_utilization", self.gpu_memory_utilization)
         if not 0 < self.gpu_memory_utilization <= 1:
@@ -264,10 +261,7 @@ class SchedulerConfig:
     cache has tokens."""
 
     def __post_init__(self) -> None:
-        if self.max_num_seqs is not None:
-            _positive("max_num_seqs", self.max_num_seqs)
-        if self.max_num_batched_tokens is not None:
-            _positive("max_num_batched_tokens", self.max_num_batched_tokens)
+        _positive_if_given(self, "max_num_seqs", "max_num_batched_tokens")
         if self.encoder_cache_size is not None:
             _positive("encoder_cache_size", self.encoder_cache_size, minimum=0)
         _boolean("enable_chunked_prefill", self.enable_chunked_prefill)
