@@ -315,18 +315,14 @@ class LLM(Maintenance, NotPicklable):
 
     # --- calls of extensions ----------------------------------------------------------------------------------------
 
-    if TYPE_CHECKING:  # documented at `corellm_pooling.calls`, `corellm_decoding.beam_calls`, `corellm_speech.calls`
-        encode: Callable[..., list[PoolingRequestOutput[PoolingOutput]]]
-        embed: Callable[..., list[PoolingRequestOutput[EmbeddingOutput]]]
-        classify: Callable[..., list[PoolingRequestOutput[ClassificationOutput]]]
-        reward: Callable[..., list[PoolingRequestOutput[PoolingOutput]]]
-        score: Callable[..., list[PoolingRequestOutput[ScoringOutput]]]
-        beam_search: Callable[..., list[RequestOutput]]
-        transcribe: Callable[..., list[Transcript]]
-    else:
-        encode, embed, classify, reward, score = (CallOfExtension("pooling") for _ in range(5))
-        beam_search = CallOfExtension("decoding")
-        transcribe = CallOfExtension("speech")
+    # documented at `corellm_pooling.calls`, `corellm_decoding.beam_calls`, `corellm_speech.calls`
+    encode: CallOfExtension[list[PoolingRequestOutput[PoolingOutput]]] = CallOfExtension("pooling")
+    embed: CallOfExtension[list[PoolingRequestOutput[EmbeddingOutput]]] = CallOfExtension("pooling")
+    classify: CallOfExtension[list[PoolingRequestOutput[ClassificationOutput]]] = CallOfExtension("pooling")
+    reward: CallOfExtension[list[PoolingRequestOutput[PoolingOutput]]] = CallOfExtension("pooling")
+    score: CallOfExtension[list[PoolingRequestOutput[ScoringOutput]]] = CallOfExtension("pooling")
+    beam_search: CallOfExtension[list[RequestOutput]] = CallOfExtension("decoding")
+    transcribe: CallOfExtension[list[Transcript]] = CallOfExtension("speech")
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 

@@ -221,10 +221,8 @@ class AsyncLLM(AsyncMaintenance, NotPicklable):
             async for output in outputs:
                 yield output
 
-    if TYPE_CHECKING:  # documented at `corellm_decoding.beam_calls`
-        beam_search: Callable[..., Awaitable[RequestOutput]]
-    else:
-        beam_search = CallOfExtension("decoding")
+    beam_search: CallOfExtension[Awaitable[RequestOutput]] = CallOfExtension("decoding")
+    """Documented at `corellm_decoding.beam_calls`."""
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Abort one or several requests; each yields a last output with the finish reason `"abort"`."""

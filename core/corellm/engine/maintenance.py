@@ -20,7 +20,6 @@ from corellm.worker.trace import Trace
 if TYPE_CHECKING:
     from corellm.engine.llm_engine import LLMEngine
     from corellm.frontend.input_processor import ProcessedPrompt
-    from corellm_lora.lora_request import LoRARequest
 
 _Result = TypeVar("_Result")
 
@@ -30,19 +29,15 @@ class Maintenance(ABC):
 
     engine: LLMEngine
 
-    if TYPE_CHECKING:  # documented at `corellm_training.calls`
-        sleep: Callable[..., None]
-        wake_up: Callable[..., None]
-        is_sleeping: Callable[[], bool]
-        update_weights: Callable[..., None]
-        # and at `corellm_lora.calls`
-        add_lora: Callable[[LoRARequest], bool]
-        remove_lora: Callable[[int], bool]
-        list_loras: Callable[[], set[int]]
-        pin_lora: Callable[[int], bool]
-    else:
-        sleep, wake_up, is_sleeping, update_weights = (CallOfExtension("training") for _ in range(4))
-        add_lora, remove_lora, list_loras, pin_lora = (CallOfExtension("lora") for _ in range(4))
+    # documented at `corellm_training.calls` and `corellm_lora.calls`
+    sleep: CallOfExtension[None] = CallOfExtension("training")
+    wake_up: CallOfExtension[None] = CallOfExtension("training")
+    is_sleeping: CallOfExtension[bool] = CallOfExtension("training")
+    update_weights: CallOfExtension[None] = CallOfExtension("training")
+    add_lora: CallOfExtension[bool] = CallOfExtension("lora")
+    remove_lora: CallOfExtension[bool] = CallOfExtension("lora")
+    list_loras: CallOfExtension[set[int]] = CallOfExtension("lora")
+    pin_lora: CallOfExtension[bool] = CallOfExtension("lora")
 
     @abstractmethod
     def in_engine(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
@@ -90,19 +85,14 @@ class Maintenance(ABC):
 class AsyncMaintenance(ABC):
     """The methods of `AsyncLLM`: the same, awaited."""
 
-    if TYPE_CHECKING:  # documented at `corellm_training.calls`
-        sleep: Callable[..., Awaitable[None]]
-        wake_up: Callable[..., Awaitable[None]]
-        is_sleeping: Callable[[], Awaitable[bool]]
-        update_weights: Callable[..., Awaitable[None]]
-        # and at `corellm_lora.calls`
-        add_lora: Callable[[LoRARequest], Awaitable[bool]]
-        remove_lora: Callable[[int], Awaitable[bool]]
-        list_loras: Callable[[], Awaitable[set[int]]]
-        pin_lora: Callable[[int], Awaitable[bool]]
-    else:
-        sleep, wake_up, is_sleeping, update_weights = (CallOfExtension("training") for _ in range(4))
-        add_lora, remove_lora, list_loras, pin_lora = (CallOfExtension("lora") for _ in range(4))
+    sleep: CallOfExtension[Awaitable[None]] = CallOfExtension("training")
+    wake_up: CallOfExtension[Awaitable[None]] = CallOfExtension("training")
+    is_sleeping: CallOfExtension[Awaitable[bool]] = CallOfExtension("training")
+    update_weights: CallOfExtension[Awaitable[None]] = CallOfExtension("training")
+    add_lora: CallOfExtension[Awaitable[bool]] = CallOfExtension("lora")
+    remove_lora: CallOfExtension[Awaitable[bool]] = CallOfExtension("lora")
+    list_loras: CallOfExtension[Awaitable[set[int]]] = CallOfExtension("lora")
+    pin_lora: CallOfExtension[Awaitable[bool]] = CallOfExtension("lora")
 
     @abstractmethod
     async def in_engine(self, function: Callable[..., _Result], *arguments: Any) -> _Result:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Generic, Self, TypeVar, overload
 
 from corellm.errors import AbsentMethodError
 from corellm.plugin.extensions import call_extensions
 
+_Result = TypeVar("_Result")
 
-class CallOfExtension:
+
+class CallOfExtension(Generic[_Result]):
     """A method that an extension brings (`offer_calls`).
 
     Args:
@@ -20,6 +23,12 @@ class CallOfExtension:
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
+
+    @overload
+    def __get__(self, llm: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, llm: object, owner: type) -> Callable[..., _Result]: ...
 
     def __get__(self, llm: Any, owner: type) -> Any:
         if llm is None:

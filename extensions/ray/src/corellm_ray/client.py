@@ -84,10 +84,7 @@ class ReplicatedLLM(AsyncMaintenance):
 
     # --- as an `EngineClient` ---------------------------------------------------------------------------------------
 
-    if TYPE_CHECKING:
-        beam_search: Callable[..., Any]
-    else:
-        beam_search = CallOfExtension("decoding")
+    beam_search: CallOfExtension[Any] = CallOfExtension("decoding")
 
     @property
     def engine(self) -> ReplicatedLLM:
