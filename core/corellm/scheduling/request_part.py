@@ -70,12 +70,7 @@ class RequestPart:
     ) -> tuple[int, list[ItemSlice]]:
         """Return how many tokens from `start` on make a chunk, and the items they take embeddings of.
 
-        Args:
-            request: whose part this is.
-            start: of the chunk.
-            wanted: tokens that fit the step.
-            step: so far.
-            plan: cuts a number of tokens to what encoders allow.
+        `wanted` tokens fit the step so far; `plan` cuts a number of tokens to what encoders allow.
         """
         return plan(request, start, wanted) if request.features else (wanted, [])
 
