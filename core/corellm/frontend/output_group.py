@@ -93,8 +93,9 @@ class GrowingCompletion:
     group: OutputGroup
     request: Request
     output: CompletionOutput
-    detokenizer: IncrementalDetokenizer | None
-    stop: StopStringMatcher | None
+    detokenizer: IncrementalDetokenizer | None = None
+    """Makes its text, token by token; None where there is none, or all of it is made at the end."""
+    stop: StopStringMatcher | None = None
     text_comes_last: bool = False
     """Whether the caller gets its text at the end alone: all its tokens are decoded then, at once."""
     num_committed: int = 0

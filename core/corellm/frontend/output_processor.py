@@ -59,9 +59,11 @@ class OutputProcessor:
                 logprobs=None if params.logprobs is None else [],
                 cumulative_logprob=None if params.logprobs is None else 0.0,
             )
-            detokenizer, stop = self._text_state(request)
-            is_last = kind is RequestOutputKind.FINAL_ONLY and stop is None and params.logprobs is None
-            completion = GrowingCompletion(group, request, output, detokenizer, stop, text_comes_last=is_last)
+            completion = GrowingCompletion(group, request, output)
+            is_last = kind is RequestOutputKind.FINAL_ONLY and params.logprobs is None and not params.stop
+            completion.text_comes_last = is_last and params.detokenize
+            if not completion.text_comes_last:
+                completion.detokenizer, completion.stop = self._text_state(request)
             group.completions.append(completion)
             self._completions[request.request_id] = completion
         if refused := [request for request in requests if request.status.is_finished]:
@@ -70,21 +72,24 @@ class OutputProcessor:
 
     def _text_state(self, request: Request) -> tuple[IncrementalDetokenizer | None, StopStringMatcher | None]:
         """A new detokenizer and stop string matcher for a request; None where it needs none."""
-        params = request.sampling_params
+        params, stop = request.sampling_params, None
         if not params.detokenize:
             return None, None
-        detokenizer = IncrementalDetokenizer(
-            self._tokenizer,
-            request.prompt_token_ids,
-            skip_special_tokens=params.skip_special_tokens,
-            spaces_between_special_tokens=params.spaces_between_special_tokens,
-        )
-        stop = None
+        detokenizer = self._detokenizer(request)
         if params.stop:
             stop = StopStringMatcher(
                 params.stop, include=params.include_stop_str_in_output, left_out=detokenizer.left_out_texts
             )
         return detokenizer, stop
+
+    def _detokenizer(self, request: Request) -> IncrementalDetokenizer:
+        params = request.sampling_params
+        return IncrementalDetokenizer(
+            self._tokenizer,
+            request.prompt_token_ids,
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+        )
 
     def refused(self, request_id: str, error: CorellmError, params: SamplingParams) -> RequestOutput:
         """The output of a prompt that was refused before it reached the engine."""
@@ -167,7 +172,7 @@ class OutputProcessor:
         if logprobs is not None and output.logprobs is not None:
             output.logprobs.append(self._logprobs_decoder.decode_position(logprobs, completion.detokenizer))
             output.cumulative_logprob = (output.cumulative_logprob or 0.0) + logprobs.logprobs[0]
-        if completion.detokenizer is None or completion.text_comes_last or _ends_without_text(completion):
+        if completion.detokenizer is None or _ends_without_text(completion):
             return
         output.text += _text_of(token, len(output.token_ids), params, completion.detokenizer, completion.stop)
         if completion.stop is not None:
@@ -176,10 +181,11 @@ class OutputProcessor:
     def _finish(self, completion: GrowingCompletion, now: float) -> None:
         """End a completion. Setting its finish reason ends it; the lines after that only add to it."""
         output, request, tail = completion.output, completion.request, ""
-        if completion.detokenizer is not None and output.stop_reason is None:
-            if completion.text_comes_last:
-                tokens = output.token_ids[:-1] if _ends_without_text(completion) else output.token_ids
-                output.text = completion.detokenizer.extend(tokens)
+        if completion.text_comes_last:
+            detokenizer = self._detokenizer(request)
+            tokens = output.token_ids[:-1] if _ends_without_text(completion) else output.token_ids
+            output.text = detokenizer.extend(tokens) + detokenizer.finish()
+        elif completion.detokenizer is not None and output.stop_reason is None:
             tail = completion.detokenizer.finish()
             if completion.stop is None:
                 output.text += tail
@@ -201,7 +207,7 @@ class OutputProcessor:
 
     def _fail(self, completion: GrowingCompletion, error: Exception, now: float) -> None:
         """End a completion whose text could not be made."""
-        completion.detokenizer = completion.stop = None
+        completion.detokenizer, completion.stop, completion.text_comes_last = None, None, False
         completion.request.error = failure_of("making text of tokens", error, RequestFailedError)
         self._finish(completion, now)
         completion.output.finish_reason = "error"
@@ -242,10 +248,9 @@ class OutputProcessor:
             chosen = zip(output.token_ids, output.logprobs, strict=True)
             # one by one, as `_take_token` adds them: from Python 3.12 on `sum` rounds otherwise
             *_, output.cumulative_logprob = accumulate((at[token].logprob for token, at in chosen), initial=0.0)
-        detokenizer, stop = self._text_state(request)
-        if completion.text_comes_last:
-            output.text = ""
-        elif detokenizer is not None:
+        detokenizer, stop = (None, None) if completion.text_comes_last else self._text_state(request)
+        output.text = ""
+        if detokenizer is not None:
             tokens = enumerate(output.token_ids, start=1)
             output.text = "".join(
                 _text_of(token, number, request.sampling_params, detokenizer, stop) for number, token in tokens
