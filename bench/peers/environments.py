@@ -20,7 +20,7 @@ REQUIREMENTS = {
         "torch==2.13.0", "openvino-genai==2026.4.*", "optimum-intel[openvino]==2.2.*",
         "transformers==5.0.*",  # later ones cannot export Qwen2-VL
     ),
-    "llama.cpp": ("llama-cpp-python==0.3.36",),
+    "llama.cpp": ("llama-cpp-python==0.3.36", "pillow"),
 }  # fmt: skip
 """What pip installs into each environment. torch is a build for CPUs only where pip's index has those."""
 
