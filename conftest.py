@@ -4,6 +4,7 @@ transformers is quiet, and without a GPU Triton's kernels are interpreted.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import os
@@ -24,6 +25,12 @@ import hypothesis
 import pytest
 
 gc.disable()  # until all modules are imported
+
+_NO_HUGE_PAGES = 41
+"""PR_SET_THP_DISABLE of prctl(2), also for the processes that this one starts."""
+# an engine's first writes take a dozen of two megabytes each: a third of loading a tiny model, which fills none of them
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(_NO_HUGE_PAGES, 1, 0, 0, 0)
 
 # how fast an example runs says more of the machine's other work than of the code
 hypothesis.settings.register_profile("corellm", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
