@@ -105,6 +105,9 @@ class AsyncMaintenance(ABC):
         """As `in_engine`; of several engines with the one alone that requests with this prompt go to."""
         return await self.in_engine(function, *arguments)
 
+    def repeat_in_new_engines(self, name: str, function: Callable[..., Any], *arguments: Any) -> None:  # noqa: B027
+        """Have engines that are started later call a function as `in_engine` does, the last one given by a name."""
+
     async def reset_prefix_cache(self) -> bool:
         """As `LLM.reset_prefix_cache`."""
         return await self.in_engine(reset_prefix_cache_of)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from corellm import LLM, AsyncLLM, LoRARequest, SamplingParams
 from corellm.errors import InvalidParameterError, RequestFailedError
 from corellm_lora.adapter_files import AdapterFiles
 from corellm_lora.adapters import Adapters
+from corellm_lora.calls import AsyncLoRACalls
 from corellm_testing.tiny_text import make_tiny_checkpoint
 from extensions.lora.tests.adapters import save_adapter
 
@@ -200,6 +203,8 @@ def test_adapters_that_are_added_and_pinned(llm: LLM, adapters: list[LoRARequest
     before = shelf.num_read
     llm.generate("yes", PARAMS, use_tqdm=False, lora_request=adapters[0])
     assert shelf.num_read == before + 1
+    llm.generate("yes", PARAMS, use_tqdm=False, lora_request=other)  # which has the first one's number, and is pinned
+    assert shelf.num_read == before + 1
     assert llm.remove_lora(1)
     assert not llm.remove_lora(1)
     assert llm.list_loras() == {2}
@@ -212,6 +217,7 @@ def test_no_more_are_pinned_than_are_kept(
     for number in range(6):
         llm.add_lora(adapters[number])
         llm.pin_lora(number + 1)
+    assert llm.add_lora(LoRARequest("another", 6, adapters[20].lora_path))  # in the place of a pinned one
     llm.add_lora(adapters[6])
     with pytest.raises(InvalidParameterError, match=r"6 LoRA adapters are kept already, .* raise max_cpu_loras"):
         llm.pin_lora(7)
@@ -227,6 +233,41 @@ def test_no_more_are_pinned_than_are_kept(
     assert llm.remove_lora(1)
     assert llm.pin_lora(7)
     assert llm.list_loras() == {2, 3, 4, 5, 6, 7}
+
+
+def test_an_engine_that_is_started_again_keeps_what_the_others_keep(
+    llm: LLM, adapters: list[LoRARequest], tmp_path: Path
+) -> None:
+    """Pins, too; but for an adapter that is not there any more, of which its requests tell."""
+    for number in llm.list_loras():
+        llm.remove_lora(number)
+    repeated: list[Any] = []
+    gone = tmp_path / "gone"
+    shutil.copytree(adapters[2].lora_path, gone)
+    calls = AsyncLoRACalls(
+        SimpleNamespace(
+            input_processor=llm.engine.input_processor,
+            in_engine=lambda *call: asyncio.to_thread(llm.in_engine, *call),
+            repeat_in_new_engines=lambda *call: repeated.append(call),
+        )
+    )
+
+    async def change() -> None:
+        for number, request in enumerate((adapters[0], adapters[1], LoRARequest("gone", 3, str(gone))), start=1):
+            assert await calls.add_lora(request)
+            assert number == 2 or await calls.pin_lora(number)
+        assert await calls.remove_lora(2)
+        assert await calls.add_lora(adapters[3])
+
+    asyncio.run(change())
+    names, *call = repeated[-1]
+    assert {one[0] for one in repeated} == {names}
+    for number in (1, 3, 4):
+        llm.remove_lora(number)
+    shutil.rmtree(gone)
+    llm.in_engine(*call)  # as in a new engine
+    assert llm.list_loras() == {1, 4}
+    assert part_of(llm).pinned == {1}
 
 
 def test_adapters_are_added_while_requests_run(path: Path, adapters: list[LoRARequest]) -> None:

@@ -25,7 +25,7 @@ import pytest
 from corellm import AsyncLLM, SamplingParams
 from corellm.errors import AbsentMethodError, ConfigError, EngineDeadError, EngineLostError, PromptError
 from corellm.sampling_params import RequestOutputKind
-from corellm.serving import ProcessedPrompt, plain_metrics
+from corellm.serving import ProcessedPrompt, name_of, plain_metrics
 from corellm.serving import metrics_of as of_plain
 from corellm.system.log_format import JsonFormatter
 from corellm_server.batch import running as running_module
@@ -534,6 +534,17 @@ def test_no_suspect_goes_to_an_engine_that_may_hang_in_what_was_aborted() -> Non
     assert engines.has == [["a"]]
 
 
+def test_no_request_goes_to_an_engine_that_may_hang_while_another_one_is_full() -> None:
+    """It waits; only where all may hang, one gets it."""
+    engines = Engines(ScriptedLink(), ScriptedLink())
+    engines.links[0].seconds_silent, engines.links[1].is_full = 60.0, True
+    engines.add("a")
+    assert engines.has == [[], []]
+    engines.links[1].seconds_silent = 60.0
+    engines.placing.place()
+    assert engines.has == [["a"], []]
+
+
 def test_requests_that_wait_are_told_that_no_engine_is_left() -> None:
     """Those that engines had no room for, and suspects."""
     engines = Engines(ScriptedLink())
@@ -609,6 +620,24 @@ def test_suspects_are_those_that_no_engine_finished(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("corellm_server.suspects.time.monotonic", lambda: now + 700)
     known.check(prints[0])
     assert prints[0] not in known
+
+
+def test_an_engine_that_is_started_again_calls_what_the_others_have_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it has requests; of one name the last call only."""
+    told: list[Any] = []
+    link = SimpleNamespace(
+        wait_until_ready=lambda: told.append("ready"), start_reading=lambda *_: told.append("serves"),
+        call=lambda future, function, arguments: told.append((function, arguments)), is_full=False, num_requests=0,
+    )  # fmt: skip
+    monkeypatch.setattr(group.EngineGroup, "_begin", lambda *_: link)
+    shares: list[Any] = [SimpleNamespace(number=0)]
+    engines = group.EngineGroup({}, shares, ["cpu"], 0.0)
+    engines._deliver = engines._report_end = lambda *_: None
+    client: Any = SimpleNamespace(group=engines)
+    for arguments in ((1,), (2, "a")):
+        DataParallelLLM.repeat_in_new_engines(client, "adapters", plain_metrics, *arguments)
+    engines._start_again(0, 0.0)
+    assert told == ["ready", (name_of(plain_metrics), (2, "a")), "serves"]
 
 
 def test_an_engine_that_ends_soon_is_always_tried_again() -> None:

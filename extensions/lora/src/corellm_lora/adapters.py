@@ -56,9 +56,9 @@ class Adapters(StepPart):
         """Slots by digest; of adapters without a request, the one that was needed last at the end."""
         self._users: dict[str, str] = {}
         """Digests by request."""
-        self._held: dict[int, Mapping[str, str]] = {}
+        self.held: dict[int, Mapping[str, str]] = {}
         """Adapters that were added, by number."""
-        self._pinned: set[int] = set()
+        self.pinned: set[int] = set()
         self._num_replaced, self._most_kept = 0, most_kept
         self._note_terms()
         shelf.open(lambda: self._terms, most_kept, lambda digest: digest in self._slot_of)
@@ -146,32 +146,32 @@ class Adapters(StepPart):
             Counter("corellm:lora_adapters_replaced", self._num_replaced),
         ]
 
-    @property
-    def held(self) -> list[int]:
-        """The numbers of adapters that were added."""
-        return [*self._held]
-
     def hold(self, number: int, adapter: Mapping[str, str]) -> bool:
         """Read an adapter into memory under a number; returns whether it was not there by it.
+
+        One that is in the place of a pinned one is pinned.
 
         Raises:
             RequestFailedError: it cannot be read.
         """
-        if number in self._held and self._held[number]["digest"] == adapter["digest"]:
+        if number in self.held and self.held[number]["digest"] == adapter["digest"]:
             return False
         self._shelf.take(adapter)
+        is_pinned = number in self.pinned
         self.drop(number)
-        self._held[number] = adapter
+        self.held[number] = adapter
+        if is_pinned:
+            self.pin(number)
         return True
 
     def drop(self, number: int) -> bool:
         """Forget what was added by a number; returns whether there was something."""
-        dropped = self._held.pop(number, None)
+        dropped = self.held.pop(number, None)
         if dropped is None:
             return False
-        self._pinned.discard(number)
-        self._shelf.keep(self._digests(self._pinned))
-        if dropped["digest"] not in self._digests(self._held):
+        self.pinned.discard(number)
+        self._shelf.keep(self._digests(self.pinned))
+        if dropped["digest"] not in self._digests(self.held):
             self._shelf.drop(dropped["digest"])
         return True
 
@@ -182,21 +182,21 @@ class Adapters(StepPart):
             InvalidParameterError: nothing was, or no more can be kept.
             RequestFailedError: it was left for others meanwhile, and cannot be read again.
         """
-        if number not in self._held:
+        if number not in self.held:
             raise InvalidParameterError(f"there is no LoRA adapter {number!r:.100}; add_lora first", param="lora_id")
-        digests = self._digests((*self._pinned, number))
+        digests = self._digests((*self.pinned, number))
         if len(digests) > self._most_kept:
             raise InvalidParameterError(
                 f"{len(digests) - 1} LoRA adapters are kept already, as many as may be; raise max_cpu_loras, or remove "
                 "one",
                 param="lora_id",
             )
-        self._shelf.take(self._held[number])
-        self._pinned.add(number)
+        self._shelf.take(self.held[number])
+        self.pinned.add(number)
         self._shelf.keep(digests)
 
     def _digests(self, numbers: Iterable[int]) -> set[str]:
-        return {self._held[number]["digest"] for number in numbers}
+        return {self.held[number]["digest"] for number in numbers}
 
     def forget(self) -> None:
         """Drop all requests; adapters stay in their slots, but for those whose contents depend on the model's weights.

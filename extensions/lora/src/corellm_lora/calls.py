@@ -6,11 +6,12 @@ Knows requests and numbers; what an engine holds, `adapters` knows.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from corellm.engine.maintenance import Maintenance
-from corellm.errors import InvalidParameterError
+from corellm.errors import CorellmError, InvalidParameterError
 from corellm.prompts import LORA_KEY as KEY
 
 if TYPE_CHECKING:
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
     from corellm.frontend.input_processor import InputProcessor
     from corellm_lora.adapters import Adapters
     from corellm_lora.lora_request import LoRARequest
+
+logger = logging.getLogger(__name__)
+
+_Changed = tuple[bool, Mapping[int, Mapping[str, str]], Sequence[int]]
+"""What a call returns; and the adapters that were added then, by number, and the numbers of pinned ones."""
 
 
 def calls_of(llm: Maintenance | AsyncMaintenance) -> LoRACalls | AsyncLoRACalls:
@@ -50,11 +56,11 @@ class LoRACalls:
             InvalidParameterError: the model takes no adapters, or not this one.
         """
         read = _read(self._llm.engine.input_processor, lora_request)
-        return self._llm.in_engine(_add, lora_request.lora_int_id, read)
+        return self._llm.in_engine(_add, lora_request.lora_int_id, read)[0]
 
     def remove_lora(self, lora_id: int) -> bool:
         """Forget an adapter; requests that have it end as they began. Returns whether it was there."""
-        return self._llm.in_engine(_remove, lora_id)
+        return self._llm.in_engine(_remove, lora_id)[0]
 
     def list_loras(self) -> set[int]:
         """Return the numbers of the adapters that were added, and not removed."""
@@ -66,11 +72,13 @@ class LoRACalls:
         Raises:
             InvalidParameterError: none of this number was added, or as many are kept as may be (`max_cpu_loras`).
         """
-        return self._llm.in_engine(_pin, lora_id)
+        return self._llm.in_engine(_pin, lora_id)[0]
 
 
 class AsyncLoRACalls:
-    """The same of `AsyncLLM`, awaited, also where the engine is in another process.
+    """The same of `AsyncLLM`, awaited, also where the engine is in another process, or there are several.
+
+    One that is started again has what the others have.
 
     Args:
         llm: whose they are.
@@ -82,13 +90,11 @@ class AsyncLoRACalls:
     async def add_lora(self, lora_request: LoRARequest) -> bool:
         """As `LLM.add_lora`; steps wait while it is read."""
         read = await asyncio.to_thread(_read, self._llm.input_processor, lora_request)
-        added: bool = await self._llm.in_engine(_add, lora_request.lora_int_id, read)
-        return added
+        return await self._changed(_add, lora_request.lora_int_id, read)
 
     async def remove_lora(self, lora_id: int) -> bool:
         """As `LLM.remove_lora`."""
-        removed: bool = await self._llm.in_engine(_remove, lora_id)
-        return removed
+        return await self._changed(_remove, lora_id)
 
     async def list_loras(self) -> set[int]:
         """As `LLM.list_loras`."""
@@ -96,8 +102,12 @@ class AsyncLoRACalls:
 
     async def pin_lora(self, lora_id: int) -> bool:
         """As `LLM.pin_lora`."""
-        pinned: bool = await self._llm.in_engine(_pin, lora_id)
-        return pinned
+        return await self._changed(_pin, lora_id)
+
+    async def _changed(self, function: Callable[..., _Changed], *arguments: Any) -> bool:
+        result, held, pinned = await self._llm.in_engine(function, *arguments)
+        self._llm.repeat_in_new_engines(KEY, _restore, held, pinned)
+        return bool(result)
 
 
 def _read(processor: InputProcessor, request: LoRARequest) -> Mapping[str, Any]:
@@ -106,21 +116,38 @@ def _read(processor: InputProcessor, request: LoRARequest) -> Mapping[str, Any]:
     return read
 
 
-def _add(engine: LLMEngine, number: int, adapter: Mapping[str, str]) -> bool:
-    return _adapters(engine).hold(number, adapter)
+def _add(engine: LLMEngine, number: int, adapter: Mapping[str, str]) -> _Changed:
+    return _as_it_is(engine, _adapters(engine).hold(number, adapter))
 
 
-def _remove(engine: LLMEngine, number: int) -> bool:
-    return _adapters(engine).drop(number)
+def _remove(engine: LLMEngine, number: int) -> _Changed:
+    return _as_it_is(engine, _adapters(engine).drop(number))
+
+
+def _as_it_is(engine: LLMEngine, result: bool) -> _Changed:
+    adapters = _adapters(engine)
+    return result, dict(adapters.held), sorted(adapters.pinned)
+
+
+def _restore(engine: LLMEngine, held: Mapping[int, Mapping[str, str]], pinned: Sequence[int]) -> None:
+    """Add and pin what other engines have; what cannot be read any more is left out, as its requests tell of it."""
+    adapters = _adapters(engine)
+    for number, adapter in held.items():
+        try:
+            adapters.hold(number, adapter)
+            if number in pinned:
+                adapters.pin(number)
+        except CorellmError as error:
+            logger.warning("LoRA adapter %d is not kept in an engine that was started again: %s", number, error)
 
 
 def _numbers(engine: LLMEngine) -> list[int]:
-    return _adapters(engine).held
+    return [*_adapters(engine).held]
 
 
-def _pin(engine: LLMEngine, number: int) -> bool:
+def _pin(engine: LLMEngine, number: int) -> _Changed:
     _adapters(engine).pin(number)
-    return True
+    return _as_it_is(engine, True)
 
 
 def _adapters(engine: LLMEngine) -> Adapters:

@@ -2,5 +2,5 @@
 
 `division` gives each engine its processors or GPU, `group` holds their processes as if they were one
 and starts those again that end, `client` is what a server has, `offer` is the door it comes in by. Which engine a
-request goes to, `routing` decides. Imports no torch before it is opened.
+request goes to, `placing` decides, by `routing`. Imports no torch before it is opened.
 """

@@ -94,7 +94,7 @@ class DataParallelLLM(ProcessLLM):
     async def in_engine(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
         """Call a function with each engine, as `ProcessLLM.in_engine` does; returns the result of the first one.
 
-        An engine that is started again later has not called it.
+        An engine that is started again later has not called it, but what `repeat_in_new_engines` was told.
         """
         return next(iter((await self.in_engines(function, *arguments)).values()))
 
@@ -107,6 +107,10 @@ class DataParallelLLM(ProcessLLM):
         future: Future[dict[int, _Result]] = Future()
         call = partial(self.group.call, future, name_of(function), arguments, key=key_of(prompt))
         return next(iter((await self._result_of(future, call)).values()))
+
+    def repeat_in_new_engines(self, name: str, function: Callable[..., Any], *arguments: Any) -> None:
+        """Have engines that are started again call a function, before they have requests; the last one of a name."""
+        self.group.repeated[name] = name_of(function), arguments
 
     if not TYPE_CHECKING:  # as `AsyncLLM` states them
 

@@ -68,6 +68,8 @@ class EngineGroup:
         self.num_changes = 0
         """How often the engines were put to sleep, or given other weights. After that none is started again: it would
         have what the others have not."""
+        self.repeated: dict[str, tuple[str, Sequence[Any]]] = {}
+        """Functions that an engine which is started again calls first, and their arguments, by what they are for."""
         self._links: dict[int, SendingLink] = {}
         """Engines that serve, by number."""
         self._failed: set[int] = set()
@@ -310,6 +312,8 @@ class EngineGroup:
                     self._report_end(EngineDeadError(f"no engine is left, and none can be started: {error}"))
                     return
                 continue
+            for function, arguments in list(self.repeated.values()):
+                link.call(Future(), function, arguments)
             with self._changing:
                 is_needed = not self.num_changes and not self._closing.is_set()
                 self._failed.discard(number)

@@ -106,7 +106,8 @@ class Placing:
 
     def note_end(self, request_ids: Iterable[str]) -> None:
         """Note the requests that an engine had when it ended; it is none of `links` any more."""
-        prints = {self._prints.pop(request_id, None) for request_id in request_ids} - {None}
+        found = (self._prints.pop(request_id, None) for request_id in request_ids)
+        prints = {one for one in found if one is not None}
         self._suspects.note(prints, is_alone=len(prints) == 1)
         self.place()
 
@@ -169,9 +170,9 @@ class Placing:
     def _give(self, request: Request, links: dict[int, SendingLink]) -> bool:
         """Give a request to the engine of its key; returns False if none takes it now."""
         while True:
-            free = {number: link for number, link in links.items() if link is not self._kept and not link.is_full}
-            loads = {n: link.num_requests for n, link in free.items() if not is_silent(link)}
-            loads = loads or {number: link.num_requests for number, link in free.items()}
+            lively = {number: link for number, link in links.items() if not is_silent(link)} or links
+            free = {number: link for number, link in lively.items() if link is not self._kept and not link.is_full}
+            loads = {number: link.num_requests for number, link in free.items()}
             if not loads:
                 return False
             number = choose(key_of(request.prompt), loads)
