@@ -27,6 +27,7 @@ corellm batch -i requests.jsonl -o results.jsonl --model demo
 corellm embed demo --images images/ --texts captions.txt --plot similarity.png
 corellm inspect demo image.png "What number is written here?" --html report.html
 corellm try llava-hf/llava-interleave-qwen-0.5b-hf
+corellm quantize demo -o demo-4-bits
 corellm plugins
 corellm new-plugin toyvl --like llava
 """
@@ -39,6 +40,7 @@ COMMANDS_OF_EXTENSIONS = {
     "embed": "pooling",
     "inspect": "testing",
     "new-plugin": "testing",
+    "quantize": "quantization",
     "try": "testing",
 }
 """Folders of `extensions/` in a checkout, by the command that each brings: for people who lack one."""

@@ -26,7 +26,7 @@ from corellm.multimodal.merging import check_embeddings, write_rows
 from corellm.plugin.extensions import first_result
 from corellm.system.transfers import upload
 
-_OF_CORELLM_QUANTIZATION = ("gptq", "awq", "compressed-tensors", "bitsandbytes")
+_OF_CORELLM_QUANTIZATION = ("gptq", "awq", "compressed-tensors", "bitsandbytes", "torchao", "hqq")
 
 
 class MergeRows(Protocol):

@@ -113,23 +113,28 @@ def compressed(weight: Rounded, bits: int, *, symmetric: bool, shuffled: bool = 
 
 def write(
     source: Path, to: Path, is_rounded: Callable[[str], bool], round_weight: Callable[[Tensor], Made],
-    layout: Callable[[Made], Mapping[str, Tensor]] | None, stated: Mapping[str, Any] | None,
+    layout: Callable[[Made], Mapping[str, Tensor]] | None, stated: Mapping[str, Any] | None, note: str | None = None,
 ) -> Path:  # fmt: skip
-    """Write a checkpoint with some of its layers rounded; without a layout, their values in float32."""
+    """Write a checkpoint with some of its layers rounded; without a layout, their values in float32.
+
+    A note is what the file's header has by the name of each weight.
+    """
     to.mkdir()
     for file in source.iterdir():
         if file.suffix != ".safetensors" and file.name != "config.json":
             (to / file.name).symlink_to(file)
     tensors: dict[str, Tensor] = {}
+    notes = {"format": "pt"}
     for name, value in load_file(source / "model.safetensors").items():
         stem = name.removesuffix(".weight")
         if not is_rounded(name):
             tensors[name] = value
             continue
         weight = round_weight(value)
+        notes |= {} if note is None else {name: note}
         given = {"weight": weight.widened} if layout is None else layout(weight)
         tensors |= {f"{stem}.{last}": tensor.contiguous() for last, tensor in given.items()}
-    save_file(tensors, to / "model.safetensors", {"format": "pt"})
+    save_file(tensors, to / "model.safetensors", notes)
     config = json.loads((source / "config.json").read_text())
     if stated is not None:
         config["quantization_config"] = dict(stated)

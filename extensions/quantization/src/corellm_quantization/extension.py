@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from corellm.hookspecs import hookimpl
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Mapping
     from pathlib import Path
 
@@ -14,7 +15,14 @@ if TYPE_CHECKING:
 
 
 class Quantization:
-    """Rounding of weights, checkpoints whose weights are rounded, and GGUF files."""
+    """Rounding of weights, checkpoints whose weights are rounded, which are written, too, and GGUF files."""
+
+    @hookimpl(tryfirst=True)  # before strangers: the first to register a name has it
+    def register_commands(self, subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+        """Add the command that writes checkpoints."""
+        from corellm_quantization.commands import quantize
+
+        quantize.add_parser(subparsers)
 
     @hookimpl
     def register_quantization(self, name: str) -> MakeQuantize | None:
@@ -36,7 +44,7 @@ class Quantization:
 
     @hookimpl
     def offer_quantized_reading(self, stated: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return what reads GGUF, GPTQ, AWQ, compressed-tensors and bitsandbytes."""
+        """Return what reads GGUF, GPTQ, AWQ, compressed-tensors, bitsandbytes, torchao and HQQ."""
         if stated.get("quant_method") == "gguf":
             from corellm_quantization.gguf.reading import METHOD as GGUF
 

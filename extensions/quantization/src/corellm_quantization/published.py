@@ -1,13 +1,13 @@
 """Weights in published formats: what a checkpoint states, and how its tensors are laid out.
 
 GPTQ (versions 1 and 2, with act order), AWQ (gemm) and the integers of compressed-tensors and bitsandbytes, of 4 and 8
-bits, become integers in groups; `widened` reads other kinds. Each weight is exactly what the format says. Inputs that a
-format would round stay as they are. Knows neither files nor models.
+bits, become integers in groups; `widened` reads other kinds, `torchao` and `hqq` those formats. Each weight is exactly
+what the format says. Inputs that a format would round stay as they are. Knows neither files nor models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from corellm.errors import CheckpointError
-from corellm_kernels.grouped_linear import GROUPS, GroupedWeight, rounded_scales
+from corellm_kernels.grouped_linear import GROUPS, GroupedWeight
+from corellm_quantization.grouping import INSTEAD, grouped, signed_bytes, unpacked
+from corellm_quantization.hqq import hqq_layer
+from corellm_quantization.torchao import torchao_layers
 from corellm_quantization.widened import Block, Tensors, bitsandbytes_4_bits, floats_of_4_bits, floats_of_8_bits
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where AWQ puts the values of eight columns in 32 bits."""
-_INSTEAD = "take the checkpoint in bfloat16 or float16, with quantization='int4' or 'int8'"
 
 Read = Callable[[Tensors], GroupedWeight | Tensor]
 
@@ -37,6 +39,13 @@ class Published:
 
     Raises a CheckpointError that says what does not fit.
     """
+    bits: Sequence[int] = ()
+    """Of packed integers that checkpoints of compressed-tensors may have side by side."""
+    read_noted: Callable[[str], Read] | None = None
+    """Returns what reads a layer in place of `read`, by the note that the header of a file has of its weight.
+
+    Raises a CheckpointError that says what cannot be read.
+    """
 
 
 def published(stated: Mapping[str, Any]) -> Published | None:
@@ -46,6 +55,7 @@ def published(stated: Mapping[str, Any]) -> Published | None:
         CheckpointError: a variant that cannot be read.
     """
     make = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "bitsandbytes": _bitsandbytes}
+    make |= {"torchao": _torchao, "hqq": _hqq}
     found = make.get(str(stated.get("quant_method")))
     return None if found is None else found(stated)
 
@@ -55,10 +65,10 @@ def _gptq(stated: Mapping[str, Any]) -> Published:
     later = 0 if stated.get("checkpoint_format") == "gptq_v2" else 1  # version 1 has zeros that are one less
 
     def read(tensors: Tensors) -> GroupedWeight:
-        integers = _unpacked(tensors["qweight"], bits, 0).T
-        zeros = _unpacked(tensors["qzeros"], bits, 1)[:, : integers.shape[0]].T + later
+        integers = unpacked(tensors["qweight"], bits, 0).T
+        zeros = unpacked(tensors["qzeros"], bits, 1)[:, : integers.shape[0]].T + later
         order = _order(tensors.get("g_idx"), integers.shape[1], group)
-        return _grouped(integers if order is None else integers[:, order], tensors["scales"].T, zeros, bits, order)
+        return grouped(integers if order is None else integers[:, order], tensors["scales"].T, zeros, bits, order)
 
     return Published("qweight", read)
 
@@ -71,29 +81,40 @@ def _awq(stated: Mapping[str, Any]) -> Published:
     _group(stated, stated.get("group_size", stated.get("q_group_size")))
 
     def columns(packed: Tensor) -> Tensor:
-        return _unpacked(packed, bits, 1).view(len(packed), -1, 8)[:, :, list(_AWQ_PLACES)].flatten(1).T
+        return unpacked(packed, bits, 1).view(len(packed), -1, 8)[:, :, list(_AWQ_PLACES)].flatten(1).T
 
     def read(tensors: Tensors) -> GroupedWeight:
         scales = tensors["scales"].T
         zeros = columns(tensors["qzeros"]) if "qzeros" in tensors else torch.full_like(scales, 8)
-        return _grouped(columns(tensors["qweight"]), scales, zeros, bits)
+        return grouped(columns(tensors["qweight"]), scales, zeros, bits)
 
     return Published("qweight", read)
 
 
 def _compressed(stated: Mapping[str, Any]) -> Published:
     schemes = list((stated.get("config_groups") or {}).values())
-    if len(schemes) != 1:
-        raise _refused(stated, f"{len(schemes)} kinds of layers; one can be read")
-    weights, form = schemes[0].get("weights") or {}, str(stated.get("format"))
+    if len(schemes) == 1:
+        return _scheme(stated, schemes[0])
+    found = [_scheme(stated, scheme) for scheme in schemes]
+    if not found or not all(one.bits for one in found):
+        raise _refused(
+            stated, f"{len(schemes)} kinds of layers; one can be read, or several of integers in 'pack-quantized'"
+        )
+    return _packed(sorted({bits for one in found for bits in one.bits}))
+
+
+def _scheme(stated: Mapping[str, Any], scheme: Mapping[str, Any]) -> Published:
+    """Return the format of one kind of layers; a checkpoint with several may say it for each."""
+    weights, form = scheme.get("weights") or {}, str(scheme.get("format") or stated.get("format"))
     kind, bits = weights.get("type"), weights.get("num_bits")
     block = _block(stated, weights)
     match form, kind, bits:
         case "pack-quantized", "int", _:
-            return _packed(_bits(stated, bits), _group_of(stated, block))
+            _group_of(stated, block)
+            return _packed([_bits(stated, bits)])
         case "int-quantized" | "naive-quantized", "int", 8:
             _group_of(stated, block)
-            return Published("weight_scale", _signed_bytes)
+            return Published("weight_scale", signed_bytes)
         case "float-quantized" | "naive-quantized" | "mxfp8-quantized", "float", 8:
             return Published("weight_scale", partial(floats_of_8_bits, block=block))
         case "nvfp4-pack-quantized" | "mxfp4-pack-quantized", "float", 4:
@@ -124,44 +145,51 @@ def _group_of(stated: Mapping[str, Any], block: Block) -> int:
     return _group(stated, -1 if columns is None else columns)
 
 
-def _packed(bits: int, group: int) -> Published:
-    """Integers that are signed, and packed without a sign."""
-    middle = 1 << bits - 1
+def _packed(widths: Sequence[int]) -> Published:
+    """Integers of these numbers of bits, signed, but packed without a sign: a layer's tensors tell its own."""
 
     def read(tensors: Tensors) -> GroupedWeight:
         n, k = (int(size) for size in tensors["weight_shape"])
-        integers = _unpacked(tensors["weight_packed"], bits, 1)[:n, :k]
-        scales = tensors["weight_scale"]
+        packed, scales = tensors["weight_packed"], tensors["weight_scale"]
+        bits = next((bits for bits in widths if packed.shape[-1] == -(-k * bits // 32)), None)
+        if bits is None:
+            raise CheckpointError(f"{tuple(packed.shape)} words of 32 bits for {n} x {k} integers of {widths} bits")
+        integers = unpacked(packed, bits, 1)[:n, :k]
         if "weight_zero_point" in tensors:
-            zeros = _unpacked(tensors["weight_zero_point"], bits, 0)[:n]
+            zeros = unpacked(tensors["weight_zero_point"], bits, 0)[:n]
         else:
-            zeros = torch.full_like(scales, middle)
+            zeros = torch.full_like(scales, 1 << bits - 1)
+        group = -1 if scales.shape[-1] <= 1 else -(-k // scales.shape[-1])
         order = _order(tensors.get("weight_g_idx"), k, group)
-        return _grouped(integers if order is None else integers[:, order], scales, zeros, bits, order)
+        return grouped(integers if order is None else integers[:, order], scales, zeros, bits, order)
 
-    return Published("weight_packed", read)
-
-
-def _signed_bytes(tensors: Tensors) -> GroupedWeight:
-    integers, scales = tensors["weight"], tensors["weight_scale"]
-    if integers.dtype != torch.int8:
-        raise CheckpointError(f"weights of {integers.dtype}; integers of 8 bits can be read")
-    scales = scales.expand(len(integers), 1) if scales.numel() == 1 else scales.view(len(integers), -1)
-    zeros = tensors.get("weight_zero_point", torch.zeros_like(scales)).expand_as(scales)
-    unsigned, zeros = ((x.to(torch.int16) + 128).to(torch.uint8) for x in (integers, zeros))
-    return _grouped(unsigned, scales, zeros, 8)
+    return Published("weight_packed", read, widths)
 
 
 def _bitsandbytes(stated: Mapping[str, Any]) -> Published:
     if stated.get("load_in_4bit"):
         return Published("weight_quant_state", bitsandbytes_4_bits)
     if stated.get("load_in_8bit"):
-        return Published("SCB", lambda given: _signed_bytes({**given, "weight_scale": given["SCB"].float() / 127}))
+        return Published("SCB", lambda given: signed_bytes({**given, "weight_scale": given["SCB"].float() / 127}))
     raise _refused(stated, "neither 'load_in_4bit' nor 'load_in_8bit'")
 
 
+def _torchao(stated: Mapping[str, Any]) -> Published:
+    def read(tensors: Tensors) -> GroupedWeight | Tensor:
+        raise CheckpointError("the file's header does not say of which kind its tensors are; download it again")
+
+    return Published("weight_qdata", read, read_noted=torchao_layers)
+
+
+def _hqq(stated: Mapping[str, Any]) -> Published:
+    config = stated.get("quant_config") or {}
+    if any(isinstance(value, Mapping) and value.get("scale_quant_params") for value in (config, *config.values())):
+        raise _refused(stated, "scales that are quantized")
+    return Published("W_q", hqq_layer)
+
+
 def _refused(stated: Mapping[str, Any], found: str) -> CheckpointError:
-    return CheckpointError(f"quantization_config: {stated.get('quant_method')} with {found}; {_INSTEAD}")
+    return CheckpointError(f"quantization_config: {stated.get('quant_method')} with {found}; {INSTEAD}")
 
 
 def _bits(stated: Mapping[str, Any], bits: Any) -> int:
@@ -176,14 +204,6 @@ def _group(stated: Mapping[str, Any], group: Any) -> int:
     return group
 
 
-def _unpacked(packed: Tensor, bits: int, dim: int) -> Tensor:
-    """Return the integers of each 32 bits, the lowest first, side by side along a dimension."""
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=packed.device)
-    shifts = shifts[:, None] if dim == 0 else shifts
-    integers = (packed.unsqueeze(dim + 1) >> shifts) & (1 << bits) - 1
-    return integers.to(torch.uint8).flatten(dim, dim + 1)
-
-
 def _order(group_of_input: Tensor | None, k: int, group: int) -> Tensor | None:
     """Return the inputs sorted by their groups; None if they are."""
     if group_of_input is None or group == -1:
@@ -196,17 +216,3 @@ def _order(group_of_input: Tensor | None, k: int, group: int) -> Tensor | None:
     if len(order) != k or not torch.equal(group_of_input[order], in_order):
         raise CheckpointError(f"the inputs' groups (g_idx) are not {-(-k // group)} of {group} inputs each")
     return order
-
-
-def _grouped(integers: Tensor, scales: Tensor, zeros: Tensor, bits: int, order: Tensor | None = None) -> GroupedWeight:
-    """Return a weight, in the largest groups that the kernels have: larger ones are divided."""
-    n, k = integers.shape
-    if scales.shape != zeros.shape or scales.shape[0] != n or not scales.shape[1]:
-        raise CheckpointError(f"scales {tuple(scales.shape)} and zeros {tuple(zeros.shape)} of integers {(n, k)}")
-    if zeros.max() > 255:
-        raise CheckpointError(f"a zero of {int(zeros.max())}, above 255; {_INSTEAD}")
-    size = -(-k // scales.shape[1])  # of a published group
-    group = max(known for known in GROUPS if scales.shape[1] == 1 or size % known == 0)
-    times = -(-size // group)
-    scales, zeros = (x.float().repeat_interleave(times, 1)[:, : -(-k // group)] for x in (scales, zeros))
-    return GroupedWeight(integers.contiguous(), rounded_scales(scales), zeros, group, bits, order)

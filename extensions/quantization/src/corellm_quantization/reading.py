@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.core_model_loading import WeightRenaming
 from transformers.quantizers import HfQuantizer
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from corellm.errors import CheckpointError
 from corellm_kernels.grouped_linear import GroupedLinear
+from corellm_quantization.model_names import ModelNames
 from corellm_quantization.published import Published, Read, published
 
 logger = logging.getLogger(__name__)
@@ -31,10 +31,11 @@ METHOD = "corellm"
 _TYPES = {"I8": torch.int8, "U8": torch.uint8, "I32": torch.int32, "I64": torch.int64, "F16": torch.float16}
 _TYPES |= {"BF16": torch.bfloat16, "F32": torch.float32}
 _TYPES |= {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
-_OF_A_WEIGHT = re.compile(
-    r"\.weight\.(absmax|nested_absmax|quant_map|nested_quant_map|quant_state)(\.bitsandbytes__\w+)?$"
+_OF_A_WEIGHT = (
+    re.compile(r"\.weight\.(absmax|nested_absmax|quant_map|nested_quant_map|quant_state)(\.bitsandbytes__\w+)?$"),
+    re.compile(r"\._weight_(\w+)$"),
 )
-"""What bitsandbytes names as tensors of a tensor."""
+"""What bitsandbytes and torchao name as tensors of a tensor."""
 
 
 @register_quantization_config(METHOD)
@@ -60,8 +61,9 @@ class StatedFormat(QuantizationConfigMixin):  # type: ignore[misc]
 class _PublishedLinear(nn.Module):
     """A linear layer's tensors as the checkpoint has them."""
 
-    def __init__(self, linear: nn.Linear, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, linear: nn.Linear, tensors: Mapping[str, Tensor], read: Read) -> None:
         super().__init__()
+        self.read = read
         self.in_features, self.out_features, self.dtype = linear.in_features, linear.out_features, linear.weight.dtype
         for name, tensor in tensors.items():
             self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
@@ -75,26 +77,23 @@ class Reader(HfQuantizer):  # type: ignore[misc]
 
     def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Sequence[str], **others: Any) -> Any:
         """Give each layer that the files have quantized the tensors that they have of it."""
-        mapping = get_model_conversion_mapping(model)
-        renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
-        converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
-        known = model.state_dict()
-        for stem, tensors in _quantized_layers(checkpoint_files, self.quantization_config.format.marker).items():
-            name, _ = rename_source_key(f"{stem}.weight", renamings, converters, model.base_model_prefix, known)
+        names, form = ModelNames(model), self.quantization_config.format
+        for stem, (tensors, note) in _quantized_layers(checkpoint_files, form.marker).items():
+            name = names.parameter(f"{stem}.weight") or ""
             path, _, child = name.removesuffix(".weight").rpartition(".")
-            linear = getattr(model.get_submodule(path), child, None) if name in known else None
+            linear = getattr(model.get_submodule(path), child, None)
             if type(linear) is not nn.Linear:
                 raise CheckpointError(f"{stem} is quantized, and no linear layer of the model has this name")
-            setattr(model.get_submodule(path), child, _PublishedLinear(linear, tensors))
+            setattr(model.get_submodule(path), child, _PublishedLinear(linear, tensors, _read(stem, form, note)))
         return model
 
     def _process_model_after_weight_loading(self, model: Any, **others: Any) -> Any:
         """Make layers of the tensors, one after another."""
-        read, widened = self.quantization_config.format.read, 0
+        widened = 0
         for path, parent in list(model.named_modules()):
             for name, child in list(parent.named_children()):
                 if isinstance(child, _PublishedLinear):
-                    layer = _layer(f"{path}.{name}", child, read)
+                    layer = _layer(f"{path}.{name}", child)
                     setattr(parent, name, layer)
                     widened += isinstance(layer, nn.Linear)
         if widened:
@@ -105,7 +104,7 @@ class Reader(HfQuantizer):  # type: ignore[misc]
 
     def update_weight_conversions(self, weight_conversions: list[Any], model: Any = None) -> list[Any]:
         """Give tensors of a weight names beside it. Transformers 5.17 gives no model."""
-        return [WeightRenaming(_OF_A_WEIGHT.pattern, r".weight_\1"), *weight_conversions]
+        return [*(WeightRenaming(found.pattern, r".weight_\1") for found in _OF_A_WEIGHT), *weight_conversions]
 
     @property
     def is_trainable(self) -> bool:
@@ -117,11 +116,21 @@ class Reader(HfQuantizer):  # type: ignore[misc]
         return False
 
 
-def _layer(name: str, tensors: _PublishedLinear, read: Read) -> GroupedLinear | nn.Linear:
+def _read(name: str, form: Published, note: str | None) -> Read:
+    """Return what reads a layer; errors name it."""
+    if note is None or form.read_noted is None:
+        return form.read
+    try:
+        return form.read_noted(note)
+    except CheckpointError as error:
+        raise CheckpointError(f"{name}: {error}") from error
+
+
+def _layer(name: str, tensors: _PublishedLinear) -> GroupedLinear | nn.Linear:
     """Return the layer; errors name it."""
     given = {key: value.detach() for key, value in tensors.named_parameters()}
     try:
-        weight = read(given)
+        weight = tensors.read(given)
         shape = (tensors.out_features, tensors.in_features)
         found = tuple((weight if isinstance(weight, Tensor) else weight.integers).shape)
         if found != shape:
@@ -138,14 +147,26 @@ def _layer(name: str, tensors: _PublishedLinear, read: Read) -> GroupedLinear | 
     return linear.requires_grad_(False)
 
 
-def _quantized_layers(files: Sequence[str], marker: str) -> Mapping[str, Mapping[str, Tensor]]:
-    """Return the tensors of each layer that has one of this name, without values, by the layers' published names."""
+def _quantized_layers(files: Sequence[str], marker: str) -> Mapping[str, tuple[Mapping[str, Tensor], str | None]]:
+    """Return the tensors of each layer that has one of this name, by the layers' published names.
+
+    They have no values. Beside them is the note of the layer's weight that a file's header has.
+    """
     found: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    notes: dict[str, str] = {}
     for file in files:
         with safe_open(file, framework="pt") as tensors:
+            notes |= tensors.metadata() or {}
             for name in tensors.keys():  # noqa: SIM118 -- not a mapping
-                stem, _, last = _OF_A_WEIGHT.sub(r".weight_\1", name).rpartition(".")
+                stem, _, last = _beside(name).rpartition(".")
                 part = tensors.get_slice(name)
                 if part.get_dtype() in _TYPES:
                     found[stem][last] = torch.empty(part.get_shape(), dtype=_TYPES[part.get_dtype()], device="meta")
-    return {stem: tensors for stem, tensors in found.items() if marker in tensors}
+    return {stem: (tensors, notes.get(f"{stem}.weight")) for stem, tensors in found.items() if marker in tensors}
+
+
+def _beside(name: str) -> str:
+    """Return a tensor's name, beside its weight's if it is one of a weight."""
+    for found in _OF_A_WEIGHT:
+        name = found.sub(r".weight_\1", name)
+    return name

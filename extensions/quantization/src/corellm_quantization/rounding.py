@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,15 +13,45 @@ from torch import Tensor
 from corellm_kernels.grouped_linear import ZEROS_PER_INTEGER, GroupedWeight, rounded_scales
 
 BITS = 4
-_LARGEST = 2**BITS - 1
-_STEPS = ZEROS_PER_INTEGER[BITS]
+_LARGEST, _MIDDLE = 2**BITS - 1, 2 ** (BITS - 1)
 _SHARES = (1.0, 0.95, 0.9, 0.85, 0.8)
 """Of a group's range, which are tried: what is outside is clipped, and the rest becomes finer."""
 _WEIGHTS_AT_ONCE = 1 << 15
 """So many are rounded at once, in float32: they stay in the processor's cache. Torch has no threads wait for so few."""
 
 
-def round_groups(weight: Tensor, group: int) -> GroupedWeight:
+@dataclass(frozen=True)
+class Grid:
+    """Which zeros and scales a group can have.
+
+    Attributes:
+        zeros_per_integer: how fine zeros are.
+        round_scales: makes of scales in float32 those that can be kept.
+        symmetric: whether all zeros are the middle of the integers.
+    """
+
+    zeros_per_integer: int
+    round_scales: Callable[[Tensor], Tensor]
+    symmetric: bool = False
+
+
+IN_MEMORY = Grid(ZEROS_PER_INTEGER[BITS], rounded_scales)
+"""What the kernels keep."""
+
+
+def grid_of_files(dtype: torch.dtype, *, symmetric: bool) -> Grid:
+    """Return what files of published formats keep: whole zeros, scales of a floating type; of 32 bits 24 are used."""
+    return Grid(1, partial(_scales_in, dtype), symmetric)
+
+
+def _scales_in(dtype: torch.dtype, scales: Tensor) -> Tensor:
+    if dtype == torch.float32:
+        return rounded_scales(scales)
+    info = torch.finfo(dtype)
+    return scales.clamp(min=info.tiny * info.eps).to(dtype).float()  # none becomes 0
+
+
+def round_groups(weight: Tensor, group: int, grid: Grid = IN_MEMORY) -> GroupedWeight:
     """Round a weight `[n, k]` of any floating type to 4 bits.
 
     The scale of each group's best range is fitted to its integers at last, where that makes the error less. A group
@@ -35,7 +68,7 @@ def round_groups(weight: Tensor, group: int) -> GroupedWeight:
         for columns, width in ((slice(0, whole), group), (slice(whole, k), k - whole)):
             values = weight[rows, columns].float()
             if values.numel():
-                some, scale, zero = _rounded(values.reshape(-1, width))
+                some, scale, zero = _rounded(values.reshape(-1, width), grid)
                 groups = slice(columns.start // group, -(-columns.stop // group))
                 integers[rows, columns] = some.view(values.shape)
                 scales[rows, groups], zeros[rows, groups] = (x.view(len(values), -1) for x in (scale, zero))
@@ -45,16 +78,16 @@ def round_groups(weight: Tensor, group: int) -> GroupedWeight:
     return GroupedWeight(integers, scales, zeros, group, BITS)
 
 
-def _rounded(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _rounded(values: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
     """Return integers `[count, group]`, scales and zeros `[count, 1]` of groups of values."""
     low, high = values.amin(1, keepdim=True).clamp(max=0), values.amax(1, keepdim=True).clamp(min=0)
-    best = _in_range(values, low, high)
+    best = _in_range(values, low, high, grid)
     for share in _SHARES[1:]:
-        best = _better(best, _in_range(values, low * share, high * share))
+        best = _better(best, _in_range(values, low * share, high * share, grid))
     integers, _, zero, _ = best
     shifted = integers - zero
     fitted = (values * shifted).sum(1, keepdim=True) / shifted.square().sum(1, keepdim=True).clamp(min=1e-6)
-    integers, scale, zero, _ = _better(best, _with(values, rounded_scales(fitted), zero))
+    integers, scale, zero, _ = _better(best, _with(values, grid.round_scales(fitted), zero))
     return integers.nan_to_num().to(torch.uint8), scale, zero.nan_to_num()
 
 
@@ -62,10 +95,13 @@ _Try = tuple[Tensor, Tensor, Tensor, Tensor]
 """Integers, scales, zeros, errors."""
 
 
-def _in_range(values: Tensor, low: Tensor, high: Tensor) -> _Try:
-    scale = (high - low) / _LARGEST
-    scale = rounded_scales(scale.where(scale != 0, 1))
-    zero = (-low / scale * _STEPS).round_().clamp_(0, 255) / _STEPS
+def _in_range(values: Tensor, low: Tensor, high: Tensor, grid: Grid) -> _Try:
+    scale = torch.maximum(-low / _MIDDLE, high / (_MIDDLE - 1)) if grid.symmetric else (high - low) / _LARGEST
+    scale = grid.round_scales(scale.where(scale != 0, 1))
+    if grid.symmetric:
+        return _with(values, scale, torch.full_like(scale, _MIDDLE))
+    steps = grid.zeros_per_integer
+    zero = (-low / scale * steps).round_().clamp_(0, _LARGEST * steps) / steps
     return _with(values, scale, zero)
 
 

@@ -29,7 +29,7 @@ def floats_of_8_bits(tensors: Tensors, block: Block) -> Tensor:
     weight, scale = tensors["weight"], tensors["weight_scale"]
     if weight.dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):
         raise CheckpointError(f"weights of {weight.dtype}; floats of 8 bits can be read")
-    return _scaled(weight.float(), _exponents(scale) if scale.dtype == torch.uint8 else scale.float(), block)
+    return scaled(weight.float(), _exponents(scale) if scale.dtype == torch.uint8 else scale.float(), block)
 
 
 def floats_of_4_bits(tensors: Tensors, block: Block) -> Tensor:
@@ -37,8 +37,8 @@ def floats_of_4_bits(tensors: Tensors, block: Block) -> Tensor:
     packed, scale = tensors["weight_packed"], tensors["weight_scale"]
     values = _looked_up(torch.tensor(_FLOATS_OF_4_BITS), packed, low_first=True)
     if scale.dtype == torch.uint8:
-        return _scaled(values, _exponents(scale), block)
-    return _scaled(values, scale.float() / tensors["weight_global_scale"].float(), block)
+        return scaled(values, _exponents(scale), block)
+    return scaled(values, scale.float() / tensors["weight_global_scale"].float(), block)
 
 
 def bitsandbytes_4_bits(tensors: Tensors) -> Tensor:
@@ -73,7 +73,7 @@ def _looked_up(values: Tensor, packed: Tensor, *, low_first: bool) -> Tensor:
     return values.to(packed.device)[torch.stack(halves, -1)].flatten(-2)
 
 
-def _scaled(values: Tensor, scale: Tensor, block: Block) -> Tensor:
+def scaled(values: Tensor, scale: Tensor, block: Block) -> Tensor:
     """Return values times the scales of their blocks; the last blocks may be smaller."""
     sizes = [whole if size is None else size for size, whole in zip(block, values.shape, strict=True)]
     grid = tuple(-(-whole // size) for size, whole in zip(sizes, values.shape, strict=True))

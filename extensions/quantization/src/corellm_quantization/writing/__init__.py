@@ -1,0 +1,1 @@
+"""Writing of checkpoints whose weights are rounded: what `corellm quantize` does."""

@@ -1,0 +1,135 @@
+"""Which layers of a model are written with fewer bits, and how. Knows no files."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from corellm.errors import ConfigError
+from corellm.plain_linears import plain_linears
+from corellm.quantization import is_quantizable
+from corellm_quantization.int4 import GROUP
+from corellm_quantization.writing.layout import Groups, Layout, Rows
+
+BITS = (4, 8)
+GROUPS = (32, 64, 128)
+"""Sizes of groups that other engines read, too."""
+_LAYER = re.compile(r"\.\d+\..*")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user wants.
+
+    Attributes:
+        bits: of the decoder's linear layers, 4 or 8.
+        group: weights that share a scale, of those of 4 bits.
+        zeros: whether they share a zero, too: less error, and fewer readers.
+        eight: regular expressions; layers in whose names one is found have 8 bits, the output layer, too.
+        ignore: the same; such layers stay as they are.
+
+    Raises:
+        ConfigError: a value is none of these.
+    """
+
+    bits: int = 4
+    group: int = GROUP
+    eight: Sequence[str] = ()
+    ignore: Sequence[str] = ()
+    zeros: bool = False
+
+    def __post_init__(self) -> None:
+        if self.bits not in BITS:
+            raise ConfigError(f"bits must be 4 or 8, got {self.bits!r}")
+        if self.group not in GROUPS:
+            raise ConfigError(f"group must be one of {', '.join(map(str, GROUPS))}, got {self.group!r}")
+        for pattern in (*self.eight, *self.ignore):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ConfigError(f"{pattern!r:.100} is no regular expression: {error}") from error
+
+    def layout(self, name: str, *, is_output: bool) -> Layout | None:
+        """Return how a layer that can be rounded is written; None if it stays as it is."""
+        if _found(self.ignore, name):
+            return None
+        if _found(self.eight, name):
+            return Rows()
+        if is_output:
+            return None
+        return Groups(self.group, self.zeros) if self.bits == Groups.bits else Rows()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A model's linear layers, by name.
+
+    Attributes:
+        written: those that are rounded, and how.
+        others: those that stay as they are.
+    """
+
+    written: Mapping[str, Layout] = field(default_factory=dict)
+    others: Sequence[str] = ()
+
+    def shown(self) -> str:
+        """Return both in a line: layers of a stack are counted together."""
+        bits = Counter(layout.bits for layout in self.written.values())
+        made = ", ".join(f"{count} linear layers in {size} bits" for size, count in sorted(bits.items()))
+        stacks = Counter(_LAYER.sub("", name) for name in self.others)
+        kept = ", ".join(f"{name} ({count})" if count > 1 else name for name, count in stacks.items())
+        return f"{made}; left as they are: embeddings, norms{', ' if kept else ''}{kept}"
+
+
+def choose(
+    model: nn.Module, decoder: nn.Module, output: nn.Module | None, in_files: set[str], wanted: Wanted
+) -> Choice:
+    """Return what is rounded: linear layers of the decoder, and the output layer if it is named.
+
+    Args:
+        model: without values.
+        decoder: the text decoder inside.
+        output: the output layer.
+        in_files: names of layers whose weight is a tensor of the files as it is.
+        wanted: what the user wants.
+
+    Raises:
+        ConfigError: a regular expression is found in no layer's name; no layer is left to be rounded.
+    """
+    names = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    inside = {id(module) for module in decoder.modules()} | {id(output)}
+    plain = {id(getattr(parent, child)) for parent, child in plain_linears(model)}
+    open_to = {
+        name: linear
+        for name, linear in names.items()
+        if name in in_files and id(linear) in inside & plain and is_quantizable(linear)
+    }
+    _require_found("--8-bits", wanted.eight, open_to)
+    _require_found("--ignore", wanted.ignore, names)
+    layouts = {name: wanted.layout(name, is_output=linear is output) for name, linear in open_to.items()}
+    written = {
+        name: layout for name, layout in layouts.items() if layout is not None and layout.fits(names[name].in_features)
+    }
+    if not written:
+        raise ConfigError(
+            "no linear layer of the decoder is left to be rounded: --ignore has them all, or none has inputs that are "
+            f"whole groups of {wanted.group}"
+        )
+    return Choice(written, [name for name in names if name not in written])
+
+
+def _require_found(option: str, patterns: Sequence[str], names: Mapping[str, nn.Module]) -> None:
+    for pattern in patterns:
+        if not any(_found([pattern], name) for name in names):
+            raise ConfigError(
+                f"{option} {pattern}: found in the name of no linear layer that has a weight of its own; one is "
+                f"{max(names, key=len, default='none')}"
+            )
+
+
+def _found(patterns: Sequence[str], name: str) -> bool:
+    return any(re.search(pattern, name) for pattern in patterns)

@@ -1,0 +1,246 @@
+"""Checkpoints that are written with rounded weights: what the format's own package, transformers and corellm read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
+from compressed_tensors.quantization import QuantizationScheme
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoProcessor, LlavaForConditionalGeneration
+
+from corellm import LLM, SamplingParams
+from corellm.cli import main
+from corellm.errors import CheckpointError, ConfigError
+from corellm.outputs import CompletionOutput
+from corellm_kernels.grouped_linear import ToGroups
+from corellm_kernels.int8_linear import round_rows
+from corellm_llava.tiny import make_tiny_checkpoint
+from corellm_quantization import int4
+from corellm_quantization.published import published
+from corellm_quantization.rounding import BITS, grid_of_files, round_groups
+from corellm_quantization.writing.checkpoint import write_quantized
+from corellm_quantization.writing.choice import Wanted
+from corellm_quantization.writing.layout import Groups, Size, _packed
+from extensions.quantization.tests.oracle import greedy
+from tests.fixtures import random_image
+
+PARAMS = SamplingParams(temperature=0, max_tokens=6, logprobs=3, ignore_eos=True)
+REQUEST = {"prompt": "USER: <image>\nWhat shape? ASSISTANT:", "multi_modal_data": {"image": random_image(60, 50, 1)}}
+WANTED = Wanted(group=32, eight=[r"layers\.1\..*down_proj"], ignore=["k_proj"])
+TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@pytest.fixture(scope="module")
+def written(tiny_llava: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny checkpoint in 4 bits, one layer in 8, some as they are."""
+    path = tmp_path_factory.mktemp("written") / "checkpoint"
+    write_quantized(str(tiny_llava), path, WANTED)
+    return path
+
+
+def layers(path: Path) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Names and tensors of the layers that were rounded."""
+    tensors = load_file(path / "model.safetensors")
+    for name in tensors:
+        if name.endswith(".weight_packed"):
+            stem = name.removesuffix("weight_packed")
+            yield stem[:-1], {key.removeprefix(stem): value for key, value in tensors.items() if key.startswith(stem)}
+
+
+def output_of(path: Path, **options: str) -> CompletionOutput:
+    """What corellm says."""
+    with LLM(str(path), dtype="float32", **options) as llm:
+        return llm.generate(REQUEST, PARAMS, use_tqdm=False)[0].outputs[0]
+
+
+@settings(max_examples=40, deadline=None)
+@given(bits=st.sampled_from([4, 8]), n=st.integers(1, 20), k=st.integers(1, 70), seed=st.integers(0, 99))
+def test_words_are_those_of_the_formats_package(bits: int, n: int, k: int, seed: int) -> None:
+    integers = torch.randint(2**bits, (n, k), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    unpacked = unpack_from_int32(_packed(integers, bits), bits, torch.Size((n, k)))
+    assert torch.equal(unpacked.int() + 2 ** (bits - 1), integers.int())
+
+
+@pytest.mark.parametrize("zeros", [False, True], ids=["", "zeros"])
+@pytest.mark.parametrize("dtype", TYPES.values(), ids=TYPES)
+def test_the_formats_package_reads_what_was_rounded(dtype: torch.dtype, zeros: bool) -> None:
+    """Its weight is ours, to the last bit: for rows that are no whole word, and groups of zeros and of tiny values."""
+    weight = torch.randn(13, 96, generator=torch.Generator().manual_seed(0)).to(dtype)
+    weight[2, :32] = 0
+    weight[3, 32:64] *= 1e-6
+    layout = Groups(32, zeros)
+    tensors = dict(layout.rounded(weight))
+    scheme = QuantizationScheme(targets=["Linear"], weights=dict(layout.stated()))
+    theirs = BaseCompressor.load_from_registry("pack-quantized").decompress(dict(tensors), scheme)["weight"]
+    ours = round_groups(weight, 32, grid_of_files(dtype, symmetric=not zeros)).widened()
+    assert torch.equal(theirs, ours.to(dtype))
+    assert (ours - weight.float()).norm() < 0.12 * weight.float().norm()
+    sizes = {name: Size(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    assert sizes == layout.sizes(Size(weight.dtype, tuple(weight.shape)))
+
+
+def test_layers_have_the_bits_that_were_wanted(tiny_llava: Path, written: Path) -> None:
+    """Those of 8 bits have the integers and factors of `quantization="int8"`; all else is as it was, byte for byte."""
+    stated = json.loads((written / "config.json").read_text())["quantization_config"]
+    source, found = load_file(tiny_llava / "model.safetensors"), published(stated)
+    assert found is not None
+    bits = {}
+    for name, tensors in layers(written):
+        weight, read = source.pop(f"{name}.weight"), found.read(tensors)
+        assert not isinstance(read, Tensor)
+        bits[name.partition("language_model.")[2].removeprefix("model.")] = read.bits
+        if read.bits == 8:
+            integers, factors = round_rows(weight)
+            assert torch.equal(tensors["weight_scale"][:, 0], factors)
+            assert torch.equal(read.integers.int() - 128, integers.int())
+        else:
+            assert torch.equal(
+                read.widened(), round_groups(weight, 32, grid_of_files(weight.dtype, symmetric=True)).widened()
+            )
+    four = ["self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj"]
+    wanted = {f"layers.{layer}.{name}": 4 for layer in (0, 1) for name in four}
+    assert bits == wanted | {"layers.0.mlp.down_proj": 4, "layers.1.mlp.down_proj": 8}
+    left = load_file(written / "model.safetensors")
+    assert all(torch.equal(left[name], value) for name, value in source.items())
+    same = {file.name for file in tiny_llava.iterdir()} - {"model.safetensors", "config.json"}
+    assert all((written / name).read_bytes() == (tiny_llava / name).read_bytes() for name in same)
+    assert written.stat().st_mode & 0o777 == 0o777 & ~_umask()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_transformers_gives_the_same(written: Path) -> None:
+    """Read by the package compressed-tensors: the same tokens and log-probabilities, up to sums in float32."""
+    ours = output_of(written)
+    model = LlavaForConditionalGeneration.from_pretrained(written, dtype=torch.float32).eval()
+    inputs = AutoProcessor.from_pretrained(written)(
+        images=REQUEST["multi_modal_data"]["image"], text=REQUEST["prompt"], return_tensors="pt"
+    )
+    tokens, logprobs = greedy(model, inputs)
+    assert ours.token_ids == tokens
+    assert ours.logprobs is not None
+    for step, wanted in zip(ours.logprobs, logprobs, strict=True):
+        assert all(abs(found.logprob - wanted[token].item()) < 2e-3 for token, found in step.items())
+
+
+def test_it_is_the_model_that_is_rounded_when_it_is_loaded(
+    tiny_llava: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit, if zeros and scales are those that files can have; encoders are rounded by the second load, too."""
+    write_quantized(str(tiny_llava), tmp_path / "made", Wanted(zeros=True))
+    finer = output_of(tiny_llava, quantization="int4")
+    rounding = partial(round_groups, group=int4.GROUP, grid=grid_of_files(torch.float32, symmetric=False))
+    monkeypatch.setattr(int4, "_TO_GROUPS", ToGroups(rounding, int4.GROUP, BITS))
+    at_load, from_files = (output_of(path, quantization="int4") for path in (tiny_llava, tmp_path / "made"))
+    assert (from_files.token_ids, from_files.logprobs) == (at_load.token_ids, at_load.logprobs)
+    assert finer.logprobs != at_load.logprobs
+
+
+def test_files_are_bounded(tiny_llava: Path, written: Path, tmp_path: Path) -> None:
+    """Several files have what one has, and load; the bar ends at the whole."""
+    shown = []
+    report = write_quantized(
+        str(tiny_llava), tmp_path / "made", WANTED,
+        shard_bytes=60_000, progress=lambda done, total: shown.append((done, total)),
+    )  # fmt: skip
+    files = sorted((tmp_path / "made").glob("*.safetensors"))
+    tensors = [load_file(file) for file in files]
+    assert len(files) > 2
+    assert all(len(part) == 1 or sum(x.nbytes for x in part.values()) <= 60_000 for part in tensors)
+    index = json.loads((tmp_path / "made" / "model.safetensors.index.json").read_text())
+    assert index["weight_map"] == {name: file.name for file, part in zip(files, tensors, strict=True) for name in part}
+    assert index["metadata"]["total_size"] == sum(x.nbytes for part in tensors for x in part.values())
+    whole, together = load_file(written / "model.safetensors"), {k: v for part in tensors for k, v in part.items()}
+    assert whole.keys() == together.keys()
+    assert all(torch.equal(value, together[name]) for name, value in whole.items())
+    assert shown[-1][0] == shown[-1][1] == sum(x.nbytes for x in load_file(tiny_llava / "model.safetensors").values())
+    assert report.bytes_after == sum(file.stat().st_size for file in files) < 0.8 * report.bytes_before
+    again = tmp_path / "again"
+    with pytest.raises(CheckpointError, match="is quantized already"):
+        write_quantized(str(tmp_path / "made"), again, WANTED)
+    assert not again.exists()
+
+
+def test_what_ends_early_leaves_nothing(tiny_llava: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a checkpoint nor a folder beside it; what was there stays."""
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "config.json").write_text("{}")
+
+    def interrupted(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(KeyboardInterrupt):
+        write_quantized(str(tiny_llava), tmp_path / "made", WANTED, force=True, progress=interrupted)
+    monkeypatch.setattr("corellm_quantization.writing.checkpoint.write_shards", full)
+    with pytest.raises(CheckpointError, match="other cannot be written: No space left on device"):
+        write_quantized(str(tiny_llava), tmp_path / "other", WANTED)
+    assert [path.name for path in tmp_path.rglob("*")] == ["made", "config.json"]
+
+
+def test_only_a_checkpoint_is_replaced_and_only_with_force(tiny_llava: Path, tmp_path: Path) -> None:
+    target = tmp_path / "made"
+    target.mkdir()
+    (target / "kept.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"made is there already; .*--force"):
+        write_quantized(str(tiny_llava), target, WANTED)
+    with pytest.raises(ConfigError, match=r"has no config.json, so it is no checkpoint"):
+        write_quantized(str(tiny_llava), target, WANTED, force=True)
+    (target / "config.json").write_text("{}")
+    write_quantized(str(tiny_llava), target, WANTED, force=True)
+    assert not (target / "kept.txt").exists()
+    assert (target / "model.safetensors").is_file()
+    assert list(tmp_path.iterdir()) == [target]
+    with pytest.raises(ConfigError, match="is the checkpoint itself, or has it inside"):
+        write_quantized(str(tiny_llava), tiny_llava.parent, WANTED, force=True)
+    with pytest.raises(ConfigError, match="there is no directory"):
+        write_quantized(str(tiny_llava), tmp_path / "not" / "there", WANTED)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"bits": 3}, "bits must be 4 or 8, got 3"),
+        ({"group": 48}, "group must be one of 32, 64, 128, got 48"),
+        ({"ignore": ["("]}, r"'\(' is no regular expression"),
+        ({"ignore": ["nowhere"]}, r"--ignore nowhere: found in the name of no linear layer .*; one is model\."),
+        ({"eight": ["vision_tower"]}, "--8-bits vision_tower: found in the name of no linear layer"),
+        ({"ignore": ["."]}, "no linear layer of the decoder is left"),
+        ({"group": 128, "ignore": ["down_proj"]}, r"no linear layer .* whole groups of 128"),
+    ],
+)
+def test_wishes_that_fit_nothing_are_refused(
+    wanted: dict[str, object], message: str, tiny_llava: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        write_quantized(str(tiny_llava), tmp_path / "made", Wanted(**wanted))  # type: ignore[arg-type]
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_command_writes_an_output_layer_of_8_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And says what it wrote; a model of which only that layer has whole groups loads."""
+    source = make_tiny_checkpoint(tmp_path / "source")
+    assert main(["quantize", str(source), "-o", str(tmp_path / "made"), "--bits", "8", "--8-bits", "lm_head"]) == 0
+    said = capsys.readouterr().out
+    assert "15 linear layers in 8 bits; left as they are: embeddings, norms, model.vision_tower" in said
+    assert "lm_head" not in said
+    assert len(output_of(tmp_path / "made").token_ids) == 6
+    assert main(["quantize", str(source), "-o", str(tmp_path / "made")]) == 1
+    assert "is there already" in capsys.readouterr().err
