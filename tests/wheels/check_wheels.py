@@ -308,9 +308,12 @@ print("tokens:", len(llm.generate("A A A A", SamplingParams(max_tokens=4))[0].ou
 
 FOUR_BITS = """
 from corellm import LLM, SamplingParams
+from corellm.cli import main
 
-llm = LLM("demo", quantization="int4")
-print("tokens:", len(llm.generate("A", SamplingParams(max_tokens=4, ignore_eos=True))[0].outputs[0].token_ids))
+assert main(["quantize", "demo", "-o", "written"]) == 0
+params = SamplingParams(max_tokens=4, ignore_eos=True)
+for llm in (LLM("written"), LLM("demo", quantization="int4")):
+    print("tokens:", len(llm.generate("A", params)[0].outputs[0].token_ids))
 """
 
 

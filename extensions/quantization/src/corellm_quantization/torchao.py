@@ -72,19 +72,26 @@ def _integers(tensors: Tensors, block: Block, *, bits: int) -> GroupedWeight | T
     integers = tensors["weight_qdata"]
     if integers.dtype != torch.int8 or integers.dim() != 2:
         raise CheckpointError(f"weights {tuple(integers.shape)} of {integers.dtype}; rows of int8 can be read")
-    scales, zeros = tensors["weight_scale"].float(), tensors.get("weight_zero_point")
-    zeros = torch.zeros_like(scales, dtype=torch.int8) if zeros is None else zeros
+    scales, zeros = _scales_and_zeros(tensors)
     n, k = integers.shape
     middle = 1 << bits - 1
     if bits == 4 and integers.numel() and (integers.min() < -middle or integers.max() >= middle):
         raise CheckpointError(f"integers from {int(integers.min())} to {int(integers.max())}, expected 4 bits")
     if not _is_row(block, n, k):
-        return scaled(integers.float(), scales, block) - scaled(torch.ones(n, k), scales * zeros.float(), block)
+        return scaled(integers.float(), scales, block) - scaled(torch.ones(n, k), scales * zeros, block)
     scales, zeros = (x.view(-1, 1).expand(n, 1) if x.numel() == 1 else x.reshape(n, -1) for x in (scales, zeros))
     unsigned = (integers.to(torch.int16) + middle).to(torch.uint8)
-    zeros = zeros.float() + middle
+    zeros = zeros + middle
     is_whole = bool((zeros == zeros.round()).all() and (zeros >= 0).all() and (zeros < _MOST_ZEROS[bits]).all())
     return grouped(unsigned, scales, zeros if is_whole else scales * zeros, bits, minima=not is_whole)
+
+
+def _scales_and_zeros(tensors: Tensors) -> tuple[Tensor, Tensor]:
+    scales = tensors["weight_scale"].float()
+    zeros = tensors.get("weight_zero_point", torch.zeros_like(scales)).float()
+    if scales.shape != zeros.shape:
+        raise CheckpointError(f"scales {tuple(scales.shape)} and zeros {tuple(zeros.shape)}")
+    return scales, zeros
 
 
 def _is_row(block: Block, n: int, k: int) -> bool:
@@ -105,7 +112,7 @@ def _halves(tensors: Tensors, block: Block) -> GroupedWeight:
         raise CheckpointError(f"4 bits in blocks of {block}; groups of a row, multiples of {GROUPS[0]}, can be read")
     unsigned = packed.view(torch.uint8) ^ 0x88  # adds 8 to both
     integers = torch.stack([unsigned & 15, unsigned >> 4], 2).flatten(1)
-    scales, zeros = (tensors[name].float().T for name in ("weight_scale", "weight_zero_point"))
+    scales, zeros = (x.T for x in _scales_and_zeros(tensors))
     return grouped(integers, scales, 8 * scales - zeros, 4, minima=True)
 
 
