@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from corellm.errors import ConfigError, ContractError
@@ -43,62 +42,55 @@ def select_backend(device: torch.device, dtype: torch.dtype, wanted: str | None 
     if wanted is not None:
         if wanted not in offers:
             raise ConfigError(f"attention_backend {wanted!r} is not known; known: {', '.join(sorted(offers))}")
-        backend = offers[wanted].load()
+        backend = _load(*offers[wanted])
         reason = backend.unsupported(device, dtype)
         if reason is not None:
             raise ConfigError(f"attention_backend {wanted!r} {reason}; leave it out to have one chosen")
         return backend()
-    backends = [offer.load() for offer in offers.values()]
+    backends = [_load(*offer) for offer in offers.values()]
     return max((b for b in backends if b.unsupported(device, dtype) is None), key=lambda b: b.priority)()
 
 
 def reasons_against(device: torch.device, dtype: torch.dtype) -> dict[str, str]:
     """Return the backends that cannot run somewhere, and why."""
-    reasons = {name: offer.load().unsupported(device, dtype) for name, offer in _offers().items()}
+    reasons = {name: _load(*offer).unsupported(device, dtype) for name, offer in _offers().items()}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
-@dataclass(frozen=True)
-class _Offer:
-    """A backend that an extension names."""
+def _load(extension: str, location: str) -> type[AttentionBackend]:
+    """Return a backend that an extension names, imported.
 
-    extension: str
-    location: str
+    Raises:
+        ContractError: it cannot be imported, or is no backend.
+    """
+    from corellm.attention.backend import AttentionBackend
 
-    def load(self) -> type[AttentionBackend]:
-        """Import it.
-
-        Raises:
-            ContractError: it cannot be imported, or is no backend.
-        """
-        from corellm.attention.backend import AttentionBackend
-
-        module, _, name = self.location.partition(":")
-        try:
-            backend = getattr(importlib.import_module(module), name)
-        except Exception as error:
-            raise ContractError(
-                f"{self.extension}: register_attention_backends names {self.location!r}, which cannot be imported: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        if not (isinstance(backend, type) and issubclass(backend, AttentionBackend)):
-            raise ContractError(f"{self.extension}: {self.location!r} is no corellm.attention.backend.AttentionBackend")
-        forward = inspect.signature(backend.forward)
-        if [*forward.parameters] != [*inspect.signature(AttentionBackend.forward).parameters]:
-            raise ContractError(
-                f"{self.extension}: {self.location!r} has forward{forward}; make it forward(self, call, cache, "
-                f"metadata): query, key, value, scale, sliding_window and rotary are fields of the AttentionCall"
-            )
-        if hasattr(backend, "recordable"):
-            raise ContractError(f"{self.extension}: {self.location!r} has recordable; it is called capturable now")
-        return backend
+    module, _, name = location.partition(":")
+    try:
+        backend = getattr(importlib.import_module(module), name)
+    except Exception as error:
+        raise ContractError(
+            f"{extension}: register_attention_backends names {location!r}, which cannot be imported: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not (isinstance(backend, type) and issubclass(backend, AttentionBackend)):
+        raise ContractError(f"{extension}: {location!r} is no corellm.attention.backend.AttentionBackend")
+    forward = inspect.signature(backend.forward)
+    if [*forward.parameters] != [*inspect.signature(AttentionBackend.forward).parameters]:
+        raise ContractError(
+            f"{extension}: {location!r} has forward{forward}; make it forward(self, call, cache, "
+            f"metadata): query, key, value, scale, sliding_window and rotary are fields of the AttentionCall"
+        )
+    if hasattr(backend, "recordable"):
+        raise ContractError(f"{extension}: {location!r} has recordable; it is called capturable now")
+    return backend
 
 
-def _offers() -> dict[str, _Offer]:
-    """Return the backends that extensions register, by name.
+def _offers() -> dict[str, tuple[str, str]]:
+    """Return the extensions that register backends, and where each backend is, by its name.
 
     Raises:
         ContractError: two extensions register the same name.
     """
     offers = offers_by_name("register_attention_backends", is_text, "offer an attention backend")
-    return {name: _Offer(extension, location) for extension, name, location in offers}
+    return {name: (extension, location) for extension, name, location in offers}

@@ -315,8 +315,6 @@ class ModelRunner:
         """Return the hidden states of the flat batch, `[num_tokens, hidden_size]`, or of its outputs alone."""
         # else a part has the items
         inputs_embeds, extra = self.embed(batch.input_ids, chunks if self.merges_items else (), states)
-        if not self.parts:
-            return self._decode(batch, inputs_embeds, extra)
         with ExitStack() as around:
             for part in self.parts:
                 extra = {**extra, **around.enter_context(part.running(batch, chunks, states))}
