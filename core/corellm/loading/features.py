@@ -6,9 +6,7 @@ Chooses and sizes them; each knows itself what it does. Imports a feature's code
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 
@@ -50,17 +48,22 @@ def with_kept_states(
     return config, replace(weights, parts=[states, *weights.parts])
 
 
-def placed_layers(weights: ModelParts, num_places: int | None) -> frozenset[int]:
-    """Return the layers in which blocks have places of their own; there are such if there are any places."""
-    return frozenset() if num_places is None else window_layers(weights.layout)
+def make_cache(
+    weights: ModelParts,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    num_blocks: int,
+    num_host_blocks: int,
+    num_places: int | None,
+) -> KVCache:
+    """Return the KV cache, allocated. In layers with a window blocks have places of their own, if there are any."""
+    placed = frozenset() if num_places is None else window_layers(weights.layout)
+    return KVCache(weights.layout, num_blocks, block_size, dtype, device, num_host_blocks, num_places or 0, placed)
 
 
-def parts_of(weights: ModelParts, cache: KVCache) -> Callable[[ModelRunner], Sequence[StepPart]]:
-    """Return what makes the parts of a model's steps, given its layers' caches."""
-    return partial(_make_parts, weights, cache)
-
-
-def _make_parts(weights: ModelParts, cache: KVCache, runner: ModelRunner) -> list[StepPart]:
+def make_parts(weights: ModelParts, cache: KVCache, runner: ModelRunner) -> list[StepPart]:
+    """Return the parts of a model's steps, given its layers' caches."""
     parts: list[StepPart] = []
     if weights.two_way is not None:
         parts.append(weights.two_way.part())
@@ -71,12 +74,8 @@ def _make_parts(weights: ModelParts, cache: KVCache, runner: ModelRunner) -> lis
     return [*parts, *weights.parts]
 
 
-def users_of(config: EngineConfig, weights: ModelParts, sizes: Sizes) -> Callable[[BlockPool], Sequence[BlockUser]]:
-    """Return what makes the users of a model's blocks, of their pool."""
-    return partial(_make_users, config, weights, sizes)
-
-
-def _make_users(config: EngineConfig, weights: ModelParts, sizes: Sizes, pool: BlockPool) -> list[BlockUser]:
+def make_users(config: EngineConfig, weights: ModelParts, sizes: Sizes, pool: BlockPool) -> list[BlockUser]:
+    """Return the users of a model's blocks, of their pool."""
     users: list[BlockUser] = []
     block_size, window = config.cache.block_size, largest_window(weights.layout)
     if sizes.num_places is not None:

@@ -36,10 +36,10 @@ from corellm.loading.dummy_steps import (
 from corellm.loading.features import (
     cache_bytes,
     embeddings_at_once,
+    make_cache,
+    make_parts,
+    make_users,
     most_states,
-    parts_of,
-    placed_layers,
-    users_of,
     with_kept_states,
 )
 from corellm.loading.locating import LocatedModel
@@ -79,7 +79,7 @@ from corellm.system.process import usable_cpus
 from corellm.transformers_releases import warn_if_untested
 from corellm.worker.decode_graphs import graph_sizes, plan_sizes_for_cpu, sizes_at_load
 from corellm.worker.graphs import CudaGraph
-from corellm.worker.kv_cache import QUANTIZED, KVCache, cache_dtype
+from corellm.worker.kv_cache import QUANTIZED, cache_dtype
 from corellm.worker.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
@@ -189,7 +189,7 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
             sizes,
             largest_item=embeddings_at_once(config, weights, mm_processor.profile, sizes),
             longest_whole=whole,
-            make_users=users_of(config, weights, sizes),
+            make_users=partial(make_users, config, weights, sizes),
         ),
         runner=runner,
         executor=executor,
@@ -306,10 +306,8 @@ def _make_runner(
     num_places: int | None = None,
 ) -> ModelRunner:
     """Return the model runner, with its KV cache allocated."""
-    cache = KVCache(
-        weights.layout, num_blocks, config.cache.block_size, kv_dtype, context.device, num_host_blocks,
-        num_places or 0, placed_layers(weights, num_places),
-    )  # fmt: skip
+    block_size = config.cache.block_size
+    cache = make_cache(weights, block_size, kv_dtype, context.device, num_blocks, num_host_blocks, num_places)
     make = weights.make_runner or ModelRunner
     return make(
         hooks,
@@ -317,7 +315,7 @@ def _make_runner(
         weights.language_model,
         cache,
         backend,
-        block_size=config.cache.block_size,
+        block_size=block_size,
         embedding_width=_embedding_width(hooks, weights),
         dtype=context.dtype,
         device=context.device,
@@ -329,7 +327,7 @@ def _make_runner(
         ),
         vocab_size=min(weights.vocab_size, weights.embedding_size),
         sample=first_result("register_sampling", callable, device=context.device),
-        make_parts=parts_of(weights, cache),
+        make_parts=partial(make_parts, weights, cache),
     )
 
 
