@@ -22,7 +22,7 @@ PATH: list[tuple[str, str, str]] = [
     (DECODE, "scheduling/scheduler.py", "Scheduler._make_room"),
     (DECODE, "scheduling/step_plan.py", "StepPlan.add_decode"),
     (ALL, "scheduling/scheduler.py", "Scheduler._continue_prefills Scheduler._admit_waiting"),
-    (PROMPT, "scheduling/scheduler.py", "Scheduler._has_capacity Scheduler._reserve Scheduler._prefix_is_coming"),
+    (PROMPT, "scheduling/scheduler.py", "Scheduler._has_capacity Scheduler._reserve"),
     (PROMPT, "scheduling/scheduler.py", "Scheduler._admit Scheduler._plan_chunk"),
     (PROMPT, "scheduling/request_part.py", "RequestPart.chunk"),
     (IMAGE, "scheduling/encoder_plan.py", "EncoderPlanner.plan"),
@@ -66,7 +66,7 @@ ASIDE: dict[str, str] = {
         "BlockManager.num_free_blocks BlockManager.get_computed_blocks BlockManager.hash_prompt "
         "BlockManager.max_cached_blocks "
         "BlockManager._cached_prefix BlockManager.allocate BlockManager._has_room BlockManager._extend "
-        "BlockManager.reach BlockManager.are_coming BlockManager.take_messages"
+        "BlockManager.reach BlockManager.are_coming BlockManager.shares_any_block BlockManager.take_messages"
     ),
     "scheduling/block_pool.py": "BlockPool.num_free BlockPool.find BlockPool.take",
     "scheduling/block_hash.py": "extend_block_hashes hash_block _extra_keys item_keys",

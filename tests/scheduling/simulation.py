@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Literal
@@ -11,6 +11,8 @@ from corellm.config import SchedulerConfig
 from corellm.multimodal.inputs import MultiModalFeature, embedded_spans
 from corellm.scheduling.batch import ScheduledBatch, StepResult
 from corellm.scheduling.block_manager import BlockManager
+from corellm.scheduling.block_pool import BlockPool
+from corellm.scheduling.block_user import BlockUser
 from corellm.scheduling.encoder_cache import EncoderCache
 from corellm.scheduling.request import Request, RequestStatus
 from corellm.scheduling.scheduler import Scheduler
@@ -58,7 +60,7 @@ class Simulation:
             setup.block_size,
             enable_prefix_caching=setup.prefix_caching,
             num_host_blocks=setup.num_host_blocks,
-            make_users=lambda pool: self._windows(),
+            make_users=self.make_users,
         )
         self.encoder_cache = EncoderCache(setup.encoder_capacity, setup.encoder_step)
         self.scheduler = Scheduler(
@@ -85,8 +87,8 @@ class Simulation:
         self.num_ahead = 0
         self._ahead: tuple[ScheduledBatch, StepResult] | None = None
 
-    def _windows(self) -> list[WindowBlocks]:
-        """As few places as the scheduler can do with."""
+    def make_users(self, pool: BlockPool) -> Sequence[BlockUser]:
+        """What holds blocks beside the tables: windows, with as few places as the scheduler can do with."""
         setup = self.setup
         if setup.window is None:
             return []

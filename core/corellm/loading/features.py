@@ -38,14 +38,24 @@ def with_kept_states(
     """
     if weights.kept is None:
         return config, weights
-    logger.info("prefix caching is off: layers of this model keep a state, which is not kept with blocks")
     most_drafts = max((part.most_drafts for part in weights.parts), default=0)
+    num_seqs, caching = sequences_at_once(config, context), config.cache.enable_prefix_caching
+    alone = weights.attended is None and not window_layers(weights.layout)
     with memory.explaining("the states of sequences", "lower max_num_seqs"):
         states = weights.kept.part(
-            weights.language_model, sequences_at_once(config, context), most_drafts, context.dtype, context.device
-        )
-    config = replace(config, cache=replace(config.cache, enable_prefix_caching=False))
+            weights.language_model, num_seqs, most_drafts, context.dtype, context.device,
+            num_seqs if caching and alone else 0,
+        )  # fmt: skip
+    reason = weights.kept.uncached if alone else "beside states, layers attend to windows or to other states"
+    if caching and reason:
+        logger.info("prefix caching is off: %s", reason)
+        config = replace(config, cache=replace(config.cache, enable_prefix_caching=False))
     return config, replace(weights, parts=[states, *weights.parts])
+
+
+def most_whole(weights: ModelParts, whole: int) -> int:
+    """Return the most tokens of a prompt that must be computed in one step, if those of a span may be `whole`."""
+    return whole if weights.kept is None else max(whole, weights.kept.most_whole)
 
 
 def make_cache(
@@ -86,6 +96,8 @@ def make_users(config: EngineConfig, weights: ModelParts, sizes: Sizes, pool: Bl
     if weights.attended is not None:
         caching = config.cache.enable_prefix_caching
         users.append(weights.attended.block_user(pool, block_size, enable_caching=caching))
+    elif weights.kept is not None and (of_states := weights.kept.block_user(pool, block_size)) is not None:
+        users.append(of_states)
     return users
 
 

@@ -18,6 +18,8 @@ from corellm.plugin.extensions import call_extensions
 if TYPE_CHECKING:
     import torch
 
+    from corellm.scheduling.block_pool import BlockPool
+    from corellm.scheduling.block_user import BlockUser
     from corellm.worker.parts.step_part import StepPart
 
 _UPDATES = frozenset({"update_conv_state", "update_recurrent_state"})
@@ -29,19 +31,33 @@ class KeptStates(Protocol):
 
     layers: Set[int]
     """The decoder's layers that they are in."""
+    uncached: str
+    """Why no prefix can be cached; empty if it can. Known after `part`."""
+    most_whole: int
+    """Most tokens of a prompt that must be computed in one step. Known after `part`."""
 
     def probed(self) -> AbstractContextManager[None]:
         """Return what surrounds the decoder's first run."""
         ...
 
     def part(
-        self, decoder: nn.Module, max_num_seqs: int, most_drafts: int, dtype: torch.dtype, device: torch.device
+        self,
+        decoder: nn.Module,
+        max_num_seqs: int,
+        most_drafts: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_snapshots: int = 0,
     ) -> StepPart:
-        """Return what runs the modules in a step, after the memory of all states is allocated.
+        """Return what runs the modules in a step, after the memory of all states, and of snapshots, is allocated.
 
         Raises:
             CheckpointError: a module cannot be run in chunks; says why.
         """
+        ...
+
+    def block_user(self, pool: BlockPool, block_size: int) -> BlockUser | None:
+        """Return what decides which states are kept for the prefix cache; None if nothing is to be decided."""
         ...
 
 

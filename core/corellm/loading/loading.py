@@ -40,6 +40,7 @@ from corellm.loading.features import (
     make_parts,
     make_users,
     most_states,
+    most_whole,
     with_kept_states,
 )
 from corellm.loading.locating import LocatedModel
@@ -154,6 +155,7 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
     with naming_unknown_tokens(context):
         profile = mm_processor.profile
     whole = longest_whole(hooks, profile.prompts, profile.features, wanted_len(config, context))
+    whole = most_whole(weights, whole)
     if weights.added:
         check_additions(make_runner(num_blocks=1), weights.added)
     _measure_profile_run(config, context, make_runner, profile, whole, memory)

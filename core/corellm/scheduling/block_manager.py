@@ -65,6 +65,16 @@ class BlockManager:
         """The live table of a request that holds blocks: it grows while the request runs, and is never cut."""
         return self._tables[request_id]
 
+    @property
+    def shares_any_block(self) -> bool:
+        """Whether there is a prefix cache in which a prefix may end behind any block."""
+        return self.enable_prefix_caching and all(user.any_block for user in self._users)
+
+    def surround(self, request: Request) -> None:
+        """Add what users of blocks make of a new request to its part."""
+        for user in self._users:
+            request.part = user.around(request.part)
+
     def max_cached_blocks(self, request: Request) -> int:
         """Most blocks that `get_computed_blocks` may find: one token must be left to compute."""
         if not self.enable_prefix_caching or request.needs_every_row:
@@ -89,9 +99,19 @@ class BlockManager:
             blocks = blocks[: user.reusable(blocks)]
         return blocks
 
-    def are_coming(self, request: Request, hashes: Container[bytes]) -> bool:
-        """Whether blocks beside its table that a request lacks are about to be filled in this step."""
-        return any(user.are_coming(request, hashes) for user in self._users)
+    def are_coming(self, request: Request, num_cached_blocks: int, hashes: Container[bytes]) -> bool:
+        """Whether what a request lacks is about to be computed for others: then it waits, and shares it.
+
+        Args:
+            request: whose `get_computed_blocks` was called last.
+            num_cached_blocks: how many these were.
+            hashes: of the blocks that this step fills.
+        """
+        if any(user.are_coming(request, hashes) for user in self._users):
+            return True
+        if not self.shares_any_block or num_cached_blocks >= self.max_cached_blocks(request):
+            return False
+        return request.block_hashes[num_cached_blocks] in hashes
 
     def allocate(
         self, request: Request, num_new_tokens: int, computed_blocks: Sequence[int] = (), *, reserve: int = 0
@@ -147,6 +167,8 @@ class BlockManager:
         if not self.enable_prefix_caching:
             return
         num_full = request.num_computed_tokens // self.block_size
+        for user in self._users:
+            num_full = user.shareable(request, num_full)
         registered = self._num_registered[request.request_id]
         if num_full <= registered:
             return
@@ -206,7 +228,7 @@ class BlockManager:
         num_full = request.num_computed_tokens // self.block_size
         shared = self._cached_prefix(request, num_full) if self.enable_prefix_caching else []
         for user in self._users:
-            shared = shared[: user.usable(shared, request.num_computed_tokens)]
+            shared = shared[: user.usable(shared, request)]
         missing = -(-request.num_tokens // self.block_size) - len(shared)
         wanted = [user.wanted(request) for user in self._users]
         if not self._has_room(missing, shared, wanted, reserve):
@@ -229,6 +251,8 @@ class BlockManager:
         if self._tables or self._host_tables:
             return False
         self._pool.forget_all()
+        for user in self._users:
+            user.forget_cached()
         return True
 
     def check_integrity(self) -> None:

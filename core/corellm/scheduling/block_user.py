@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
     from corellm.scheduling.request import Request
+    from corellm.scheduling.request_part import RequestPart
 
 
 class Wanted(NamedTuple):
@@ -29,6 +30,12 @@ class BlockUser:
 
     name: ClassVar[str]
     """By which the worker finds what `take_message` returns."""
+    any_block: ClassVar[bool] = True
+    """Whether a cached prefix may end behind any block; else `are_coming` says what is worth waiting for."""
+
+    def around(self, part: RequestPart) -> RequestPart:
+        """Return the part of a new request, with what the user makes of it."""
+        return part
 
     def look_up(self, request: Request) -> None:
         """Find what the cache has of a request that holds no blocks."""
@@ -41,8 +48,8 @@ class BlockUser:
         """Return how many leading blocks of a cached prefix a new sequence can share, and go on from there."""
         return len(blocks)
 
-    def usable(self, blocks: Sequence[int], position: int) -> int:
-        """Return how many leading blocks a sequence can share that comes back and goes on at a position."""
+    def usable(self, blocks: Sequence[int], request: Request) -> int:
+        """Return how many leading blocks a request can share that comes back, and goes on after its computed tokens."""
         return len(blocks)
 
     def wanted(self, request: Request) -> Wanted:
@@ -69,6 +76,10 @@ class BlockUser:
     def computed(self, request: Request) -> None:
         """Note that a step has computed a request's tokens up to `num_computed_tokens`."""
 
+    def shareable(self, request: Request, num_blocks: int) -> int:
+        """Return how many of a request's leading full blocks others may share, up to `num_blocks`."""
+        return num_blocks
+
     def prefers(self, block: int, known: int) -> bool:
         """Whether a block is worth more to the prefix cache than a known one of the same contents."""
         return False
@@ -82,6 +93,9 @@ class BlockUser:
 
     def clear(self) -> None:
         """Forget every request, after all blocks were released."""
+
+    def forget_cached(self) -> None:
+        """Forget what is kept for the prefix cache, which is emptied while no request holds blocks."""
 
     def all_held(self) -> Iterable[int]:
         """Yield the blocks of all requests beside their tables, for checks."""

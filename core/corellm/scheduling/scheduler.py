@@ -145,6 +145,7 @@ class Scheduler:
         request.limit_total_tokens(min(self.limits.max_model_len, room))
         priority = request.priority if self.config.scheduling_policy == "priority" else 0
         request.rank = (priority, next(self._arrivals))
+        self.blocks.surround(request)
         self.requests[request.request_id] = request
         self.waiting.push(request)
         return True
@@ -315,7 +316,8 @@ class Scheduler:
                 break  # it needs at least one block: no need to look up its prefix
             computed_blocks = self.blocks.get_computed_blocks(self.waiting.peek())
             request = self.waiting.pop()
-            if self._prefix_is_coming(request, len(computed_blocks), step) or not request.part.is_ready(step):
+            is_coming = self.blocks.are_coming(request, len(computed_blocks), step.prefix_hashes)
+            if is_coming or not request.part.is_ready(step):
                 passed_over.append(request)
             elif not self._admit(request, computed_blocks, step):
                 passed_over.append(request)
@@ -349,14 +351,6 @@ class Scheduler:
 
     def _reserve(self, request: Request) -> int:
         return headroom(request, self.blocks.capacity) if self.running else 0
-
-    def _prefix_is_coming(self, request: Request, num_cached_blocks: int, step: StepPlan) -> bool:
-        """Whether this step computes the next block that the request needs: then it waits, and shares the block."""
-        if self.blocks.are_coming(request, step.prefix_hashes):
-            return True
-        if num_cached_blocks >= self.blocks.max_cached_blocks(request):
-            return False
-        return request.block_hashes[num_cached_blocks] in step.prefix_hashes
 
     def _plan_chunk(self, request: Request, start: int, step: StepPlan) -> tuple[int, list[ItemSlice]]:
         """Number of tokens from `start` on that can run now, and the items they take embeddings of.

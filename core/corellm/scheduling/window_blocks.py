@@ -85,9 +85,9 @@ class WindowBlocks(BlockUser):
             if all(self._place_of[block] for block in blocks[self.first_block(count * self._block_size) : count])
         )
 
-    def usable(self, blocks: Sequence[int], position: int) -> int:
-        """How many leading blocks have places where the token at a position sees them."""
-        first = self.first_block(position)
+    def usable(self, blocks: Sequence[int], request: Request) -> int:
+        """How many leading blocks have places where the request's next token sees them."""
+        first = self.first_block(request.num_computed_tokens)
         lacking = (i for i, block in enumerate(blocks) if i >= first and not self._place_of[block])
         return next(lacking, len(blocks))
 

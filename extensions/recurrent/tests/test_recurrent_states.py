@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,9 @@ from corellm.worker.model_runner import ModelRunner
 from corellm_recurrent.mixer import Mixer
 from corellm_recurrent.states import RecurrentStates
 from corellm_testing.tiny_text import make_tiny_checkpoint
+from corellm_testing.together import generate_together
+from corellm_transformers import tiny as multimodal
+from tests.fixtures import random_image
 from tests.text_models.parity import LENGTHS, PROMPTS, Model, generated
 from tests.text_models.stateful import MAIN, MORE
 from tests.worker.test_drafts import guessing
@@ -33,6 +37,8 @@ ENGINES: dict[str, dict[str, Any]] = {
 """Sizes of chunks and of blocks, kinds of preemption: every architecture of `MAIN` meets them all."""
 CASES = [(name, engine) for name in MAIN for engine in ENGINES]
 CASES += [(name, "swap-chunks-of-24") for name in MORE]
+_BY_TOKEN = ("JambaForCausalLM", "MambaForCausalLM", "FalconMambaForCausalLM")
+"""Models without a prefix cache, as their layers go on from a state token by token."""
 _EXACT = ("Lfm2ForCausalLM", "whole")
 """A model whose layers give a token the same bits whatever runs beside it."""
 
@@ -82,18 +88,24 @@ def test_outputs_are_varied_and_depend_on_the_state(
         monkeypatch.setattr(Mixer, "run", forgetful)
         outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     pairs = [(output.outputs[0].token_ids, want.token_ids) for output, want in zip(outputs, tiny.wanted, strict=True)]
-    assert all(got[0] == want[0] for got, want in pairs), "the prompt runs at once, without a state"
+    short = [i for i, want in enumerate(tiny.wanted) if len(want.prompt_token_ids) <= 64]
+    assert all(pairs[i][0][0] == pairs[i][1][0] for i in short), "a segment runs at once, without a state"
+    assert short
     assert sum(got != want for got, want in pairs) >= 4
 
 
 @pytest.mark.parametrize(("architecture", "engine"), CASES)
 def test_tokens_equal_transformers(model: Callable[[str], Model], architecture: str, engine: str) -> None:
-    """Batched, in chunks, preempted in both ways, in blocks of several sizes: the same tokens, twice."""
+    """Batched, in chunks, preempted in both ways, in blocks of several sizes: the same tokens, twice.
+
+    The second time from snapshots, where the model has some and they are not evicted.
+    """
     tiny, options = model(architecture), ENGINES[engine]
     with tiny.engine(**options) as llm:
-        outputs = tiny.require_equal(llm) + tiny.require_equal(llm)
-        assert not any(output.num_cached_tokens for output in outputs)
-        preempted = sum(output.metrics.num_preemptions for output in outputs)
+        outputs, again = tiny.require_equal(llm), tiny.require_equal(llm)
+        reused = sum(output.num_cached_tokens for output in again)
+        assert not reused if architecture in _BY_TOKEN else reused or "num_kv_blocks" in options
+        preempted = sum(output.metrics.num_preemptions for output in outputs + again)
         assert (preempted > 0) == ("num_kv_blocks" in options)
         _require_all_given_back(llm)
 
@@ -117,6 +129,76 @@ def test_drafts_leave_the_states_as_they_would_be(
         with tiny.engine() as llm:
             plain = tiny.require_equal(llm)
         assert [one.outputs[0].logprobs for one in outputs] == [one.outputs[0].logprobs for one in plain]
+
+
+_MANY_HEADS = {"linear_num_value_heads": 32, "linear_num_key_heads": 16}
+"""With a number of heads that fills torch's vectors: it rounds what is left over otherwise."""
+_LONG = "Look with care, one two three four five six seven eight nine ten. "
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings", "dtype"),
+    [
+        ("Lfm2ForCausalLM", {}, "float32"),
+        ("BambaForCausalLM", {}, "float32"),
+        ("Qwen3_5ForCausalLM", _MANY_HEADS, "float32"),
+        ("Qwen3_5ForCausalLM", _MANY_HEADS, "bfloat16"),
+    ],
+)
+def test_snapshots_change_no_bit(architecture: str, settings: dict[str, Any], dtype: str, tmp_path: Path) -> None:
+    """Of tokens and log-probabilities: alone without a cache; with one in small chunks; and preempted in both ways."""
+    path = make_tiny_checkpoint(tmp_path, architecture=architecture, **(MAIN | MORE)[architecture] | settings)
+    prompts = [_LONG * 2, _LONG * 2 + "left", _LONG + _LONG.upper(), _LONG * 2 + "left", "yes"]
+    params = [
+        SamplingParams(temperature=0, max_tokens=n, min_tokens=n, logprobs=2, n=count)
+        for n, count in ((20, 1), (7, 2), (9, 1), (12, 1), (16, 1))
+    ]
+
+    def outcomes(rounds: int, **options: Any) -> tuple[list[Any], int, int]:
+        with LLM(str(path), dtype=dtype, max_model_len=120, **options) as llm:
+            outputs = [output for _ in range(rounds) for output in generate_together(llm, prompts, params)]
+            llm.engine.scheduler.blocks.check_integrity()
+        of = [[(one.token_ids, one.logprobs) for one in output.outputs] for output in outputs]
+        reused = sum(output.num_cached_tokens for output in outputs)
+        return of, reused, sum(output.metrics.num_preemptions for output in outputs)
+
+    alone, reused, _ = outcomes(1, max_num_seqs=1, enable_prefix_caching=False)
+    assert not reused
+    exact = not torch.cuda.is_available() and os.environ.get("CORELLM_CPU_KERNELS") != "off"
+    for mode, budget in (("recompute", 96), ("swap", 7)):
+        shared, reused, preempted = outcomes(
+            2, block_size=8, num_kv_blocks=26, max_num_batched_tokens=budget, preemption_mode=mode
+        )
+        assert reused, mode
+        assert preempted, mode
+        if exact:
+            assert shared == 2 * alone, mode
+
+
+def test_a_conversation_goes_on_behind_its_image(tmp_path: Path) -> None:
+    """The second turn computes its end only, to the same bits as the whole; behind another image nothing is reused."""
+    multimodal.make_tiny_checkpoint(tmp_path, architecture="Qwen3_5ForConditionalGeneration")
+    params = SamplingParams(temperature=0, max_tokens=9, min_tokens=9, logprobs=2)
+
+    def outcomes(**options: Any) -> list[tuple[list[int], Any, int]]:
+        outcomes = []
+        with LLM(str(tmp_path), dtype="float32", max_model_len=512, **options) as llm:
+            for seed in (1, 2):
+                image = {"type": "image", "image": random_image(160, 96, seed)}
+                messages: list[Any] = [{"role": "system", "content": _LONG}]
+                for text in (_LONG + "What is it?", "And what else?"):
+                    of_image = [image] if len(messages) == 1 else []
+                    messages.append({"role": "user", "content": [*of_image, {"type": "text", "text": text}]})
+                    (output,) = llm.chat(messages, params, use_tqdm=False)
+                    (one,) = output.outputs
+                    outcomes.append((one.token_ids, one.logprobs, output.num_cached_tokens))
+                    messages.append({"role": "assistant", "content": "one two three"})
+        return outcomes
+
+    whole, turns = outcomes(enable_prefix_caching=False), outcomes(max_num_batched_tokens=80)
+    assert [one[:2] for one in turns] == [one[:2] for one in whole]
+    assert whole[0][:2] != whole[2][:2]
+    assert [cached for *_, cached in turns] == [0, 64, 0, 64]
 
 
 @pytest.mark.parametrize("architecture", MAIN)

@@ -25,6 +25,8 @@ _CHUNKS = (6, 1, 1, 5)
 _TOLERANCE = {torch.float32: 1e-3}
 _ROUGH = 0.1
 """Differences of outputs, relative to the largest row, that rounding may make; wrong states make about 1."""
+_SEGMENT = 64
+"""Fewest tokens of a segment: what modules of the gated delta rule compute at once."""
 _WAY_OUT = "run this checkpoint with transformers' own generate"
 
 
@@ -35,6 +37,7 @@ def make_states(
     rows: Rows,
     dtype: torch.dtype,
     device: torch.device,
+    num_snapshots: int | None = None,
 ) -> RecurrentStates:
     """Check a decoder's modules that keep a state, and allocate the states of all sequences.
 
@@ -43,6 +46,7 @@ def make_states(
         num_kept: states of each kind that a layer may keep, from the decoder's configuration.
         rows: of the states.
         dtype, device: of the model.
+        num_snapshots: rows for snapshots, where modules can run prompts in segments; None if chunks do not heed them.
 
     Raises:
         CheckpointError: a module cannot be run in chunks; says why.
@@ -64,17 +68,29 @@ def make_states(
             reason = said if isinstance(error, CorellmError) else f"{type(error).__name__}: {said} ({raised_at(error)})"
             raise _refusal(f"{type(module).__name__} ({name})", reason) from error
         mixers.append(mixer)
-    states = RecurrentStates(mixers, layouts, rows, device)
+    segment = 0 if num_snapshots is None or any(checked.values()) else max(map(_at_once, mixers))
+    states = RecurrentStates(mixers, layouts, rows, device, segment, num_snapshots or 0)
     num_bytes = sum(layout.num_bytes for of_mixer in layouts for layout in of_mixer)
     logger.info(
         "%d layers keep a state: %.2f MiB for each sequence, %.2f GiB for %d at once (max_num_seqs), with room to "
         "write beside what is read",
         len(mixers), num_bytes / 2**20, rows.count * num_bytes / 2**30, rows.max_num_seqs,
     )  # fmt: skip
+    if states.num_snapshots:
+        logger.info(
+            "%d snapshots of states for the prefix cache, at multiples of %d tokens: %.2f GiB",
+            states.num_snapshots, segment, states.num_snapshots * num_bytes / 2**30,
+        )  # fmt: skip
     if any(checked.values()):
         names = ", ".join(cls.__name__ for cls, by_token in checked.items() if by_token)
         logger.info("%s: only a prompt's first chunk is computed at once, later ones token by token", names)
     return states
+
+
+def _at_once(mixer: Mixer) -> int:
+    """Return how many tokens a module computes at once; it pads fewer to as many."""
+    stated = getattr(mixer.module, "chunk_size", None)
+    return max(stated, _SEGMENT) if isinstance(stated, int) else _SEGMENT
 
 
 def _refusal(mixer: object, reason: str) -> CheckpointError:

@@ -7,6 +7,7 @@ their chunks by number; knows neither blocks nor attention.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,9 @@ from corellm.worker.input_batch import FlatBatch
 from corellm.worker.parts.step_part import StepPart
 from corellm.worker.sequence_state import SequenceState
 from corellm_recurrent.mixer import Mixer
-from corellm_recurrent.rows import Rows
+from corellm_recurrent.rows import DUMMY, Rows
+from corellm_recurrent.segments import calls
+from corellm_recurrent.snapshots import Snapshot
 
 
 @dataclass(frozen=True)
@@ -40,15 +43,15 @@ class StateLayout:
 
 @dataclass(frozen=True)
 class _Prefill:
-    """A chunk in the flat batch that runs alone."""
+    """A chunk in the flat batch that runs alone, or a segment of it."""
 
     first: int
     last: int
-    """Token after the chunk's last."""
+    """The token behind it."""
     read: Tensor | None
     """`[1]`: the row of its state; None where its sequence begins."""
     write: Tensor
-    """`[1]`."""
+    """`[1]`, or `[2]` with a snapshot."""
 
 
 @dataclass(frozen=True)
@@ -82,18 +85,27 @@ class RecurrentStates(StepPart):
         layouts: of each module's states.
         rows: whose states they are.
         device: of the model.
+        segment: tokens of a segment of prompts; 0 if a chunk is one call.
+        num_snapshots: rows for snapshots, behind those of sequences.
     """
 
     uncapturable = "layers of this model keep a state"
 
     def __init__(
-        self, mixers: Sequence[Mixer], layouts: Sequence[Sequence[StateLayout]], rows: Rows, device: torch.device
+        self,
+        mixers: Sequence[Mixer],
+        layouts: Sequence[Sequence[StateLayout]],
+        rows: Rows,
+        device: torch.device,
+        segment: int = 0,
+        num_snapshots: int = 0,
     ) -> None:
-        self.rows = rows
-        self._device = device
+        self.rows, self.segment = rows, segment
+        self.num_snapshots = num_snapshots if segment else 0
+        self._device, num_rows = device, self.rows.count + self.num_snapshots
         self._pools = [
             [
-                torch.full((self.rows.count, *state.shape), 0, dtype=state.dtype, device=device)  # its memory is taken
+                torch.full((num_rows, *state.shape), 0, dtype=state.dtype, device=device)  # its memory is taken
                 for state in of_mixer
             ]
             for of_mixer in layouts
@@ -115,7 +127,7 @@ class RecurrentStates(StepPart):
     ) -> Iterator[Mapping[str, Any]]:
         """Inside the block, run a flat batch of these chunks; `commit` afterwards, or the states stay as they were."""
         self.rows.begin_step()
-        self._step = self._plan(chunks)
+        self._step = self._plan(chunks, states)
         try:
             yield {}
         finally:
@@ -146,13 +158,16 @@ class RecurrentStates(StepPart):
     def _copied(self, row: int) -> list[list[Tensor]]:
         return [[pool[row].to("cpu", copy=True) for pool in pools] for pools in self._pools]
 
-    def _plan(self, chunks: Sequence[SequenceChunk]) -> _Step:
+    def _plan(self, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> _Step:
         singles: list[list[tuple[int, int, int]]] = []  # by round: place, row to read, row to write
         prefills: list[_Prefill] = []
         first, number, before = 0, 0, None
-        for chunk in chunks:
+        for place, chunk in enumerate(chunks):
             self._bring_back(chunk)
-            read = self.rows.read(chunk.request_id, chunk.start)
+            snapshots = {one.num_tokens: self.rows.count + one.row for one in chunk.notes if isinstance(one, Snapshot)}
+            read = snapshots.get(chunk.start)
+            if read is None:
+                read = self.rows.read(chunk.request_id, chunk.start)
             write = self.rows.write(chunk.request_id, chunk.start + chunk.num_tokens)
             if chunk.num_tokens == 1 and read is not None and not prefills:
                 number, before = number + 1 if chunk.request_id == before else 0, chunk.request_id
@@ -160,8 +175,15 @@ class RecurrentStates(StepPart):
                     singles.append([])
                 singles[number].append((first, read, write))
             else:
-                own = None if read is None else self._indices([read])
-                prefills.append(_Prefill(first, first + chunk.num_tokens, own, self._indices([write])))
+                is_dummy = chunk.request_id == DUMMY or not self.segment
+                prompt_len = sys.maxsize if is_dummy else len(states[place].sequence.prompt_token_ids)
+                stop, begin = chunk.start + chunk.num_tokens, first - chunk.start
+                at_once = self.segment if self._device.type == "cpu" else 0  # else its libraries round by size anyway
+                for start, end in calls(chunk.start, stop, prompt_len, at_once, snapshots):
+                    own = None if read is None else self._indices([read])
+                    rows = self._indices([write, snapshots[end]] if end in snapshots else [write])
+                    prefills.append(_Prefill(begin + start, begin + end, own, rows))
+                    read = write
             first += chunk.num_tokens
         return _Step(first, *self._rounds(singles), prefills)
 
@@ -206,9 +228,12 @@ class RecurrentStates(StepPart):
 def _run(
     mixer: Mixer, pools: Sequence[Tensor], hidden: Tensor, read: Tensor | None, write: Tensor, shared: dict[str, Any]
 ) -> Tensor:
-    """Run a module on `[batch, num_tokens, width]` with the states of some rows, and write the new ones to others."""
+    """Run a module on `[batch, num_tokens, width]` with the states of some rows, and write the new ones to others.
+
+    What is of one sequence may be written to several.
+    """
     states = None if read is None else [pool.index_select(0, read) for pool in pools]
     output, new = mixer.run(hidden, states, shared)
     for pool, state in zip(pools, new, strict=True):
-        pool.index_copy_(0, write, state.to(pool.dtype))
+        pool.index_copy_(0, write, state.to(pool.dtype).expand(len(write), *state.shape[1:]))
     return output

@@ -162,7 +162,7 @@ class ItemEngineRules(EngineRules):
     def test_different_items_share_no_blocks(self, subject: Subject) -> None:
         """Two items behind equal token ids never share blocks of the prefix cache; an item and itself do."""
         params = SamplingParams(temperature=0, max_tokens=8, min_tokens=8, logprobs=0)
-        shares_prefixes = subject.llm.engine.scheduler.blocks.enable_prefix_caching  # not if the decoder keeps a state
+        shares_prefixes = subject.llm.engine.scheduler.blocks.shares_any_block  # else only longer prefixes
         for modality in subject.modalities:
             item, other = (subject.alike(modality, seed) for seed in (1, 2))
             text = subject.placeholder(modality) + QUESTIONS[2] * 2
@@ -196,7 +196,7 @@ class ItemEngineRules(EngineRules):
                 fix="let the parser keep all content, so that other items have other identifiers",
             )
             self.require(
-                (again.num_cached_tokens > before) == shares_prefixes and _token_ids(again) == _token_ids(first),
+                (again.num_cached_tokens > before) >= shares_prefixes and _token_ids(again) == _token_ids(first),
                 "call_hf_processor",
                 expected=f"the same {modality} found in the cache, and the same output",
                 got=f"{again.num_cached_tokens} tokens reused",
