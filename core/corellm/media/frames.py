@@ -114,6 +114,9 @@ def _from_frames(frames: Any, given: Mapping[str, Any], limits: MultiModalConfig
             check_bytes(count * image.width * image.height * 3, limits.max_video_bytes)
             metadata = _metadata(given, count, *image.size)
             pixels = np.empty((count, image.height, image.width, 3), np.uint8)
+            if is_array(frames) and frames.dtype == np.uint8 and frames.shape == pixels.shape:
+                pixels[:] = frames  # as they are: an image of each would be two more copies
+                break
         elif image.size != (metadata.width, metadata.height):
             raise MediaError(
                 f"frame {number} has {image.width} x {image.height} pixels, the first has {metadata.width} x "
