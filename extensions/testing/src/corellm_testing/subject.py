@@ -119,10 +119,12 @@ class Subject:
         kwargs: Mapping[str, Any] | None = None,
         *,
         inputs: InputProcessor | None = None,
+        uuids: Mapping[str, Sequence[str]] | None = None,
     ) -> ProcessedPrompt:
         """Return one request processed, by text or token ids, by `inputs` of `fresh` or by the engine's own."""
         key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
         request = {key: prompt, "multi_modal_data": media or {}, "mm_processor_kwargs": kwargs or {}}
+        request["multi_modal_uuids"] = uuids
         return (inputs or self.inputs).process(request)
 
     def embedding_token(self, modality: str) -> str:
