@@ -1,7 +1,8 @@
 """Replicas on Ray beside one engine, and four ways for requests to find their replica, in one run.
 
-`--what overhead`: one replica against the engine that `corellm serve` has, behind the same calls: time to the first
-token, and output tokens per second of several streams at once. Times are the best of all rounds, taken in turns.
+`--what overhead`: `corellm serve --replicas 1` against `corellm serve` over HTTP, both on all processors: time to the
+first token of one request at a time, and output tokens per second of several streams at once, half of them with images.
+The servers run side by side and are asked in turns. Of `demo`, whose step is short, and of LLaVAs of random weights.
 
 `--what routing`: two replicas, whose caches hold half of the images each; questions about shared images, in random
 order. Ray Serve's own prefix-aware router is given the prompts' tokens as its text, as it knows no images.
@@ -16,26 +17,35 @@ import random
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import transformers
 from PIL import Image
 from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router import PrefixCacheAffinityRouter
 from ray.serve.request_router import PendingRequest, RunningReplica
 
+from bench.data_parallel import first_token as first_over_http
+from bench.data_parallel import requests
+from bench.server_process import serving
 from corellm import LLM, SamplingParams
 from corellm.engine.process.messages import decode_to_engine
 from corellm.sampling_params import RequestOutputKind
-from corellm.serving import EngineClient, InputProcessor, Metric, ProcessedPrompt, ProcessLLM
+from corellm.serving import EngineClient, InputProcessor, Metric, ProcessedPrompt
+from corellm.system.process import usable_cpus
+from corellm_llava.tiny import make_tiny_checkpoint
 from corellm_ray.client import ReplicatedLLM
 from corellm_ray.cluster import joined
 from corellm_ray.deployment import replicas
 from corellm_ray.options import ReplicaOptions
 from corellm_ray.routing import ROUTERS, Choices, Router
 
-STREAMS = 8
+STREAMS, TOKENS = 8, 64
 IMAGES, QUESTIONS = 64, 6
 MEMORY = 128 << 20
 
@@ -69,13 +79,6 @@ async def first_token(client: EngineClient, prompt: ProcessedPrompt, num_tokens:
     return first
 
 
-async def rate(client: EngineClient, prompts: Sequence[ProcessedPrompt], num_tokens: int) -> float:
-    """Output tokens per second of all prompts at once."""
-    began = time.perf_counter()
-    await asyncio.gather(*(first_token(client, prompt, num_tokens) for prompt in prompts))
-    return len(prompts) * num_tokens / (time.perf_counter() - began)
-
-
 def conversation(client: Any, image: Image.Image, question: str) -> ProcessedPrompt:
     """A prompt with an image, of anything that has an `input_processor`."""
     content = [{"type": "image", "image": image}, {"type": "text", "text": question}]
@@ -88,21 +91,24 @@ def picture(number: int) -> Image.Image:
     return Image.fromarray(np.random.default_rng(number).integers(0, 256, (64, 64, 3), dtype=np.uint8))
 
 
-async def compare_overhead(own: EngineClient, on_ray: EngineClient, rounds: int) -> dict[str, dict[str, float]]:
-    """Best time to the first token, and best rate, of both."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for number in range(rounds):
-        for name, client in (("one process", own), ("one replica", on_ray)):
-            # a text of its own in each round: no prefix of it is known
-            texts = [f"In round {number}, what do you say of number {which}?" for which in range(STREAMS)]
-            prompts = [client.input_processor.process(text) for text in texts]
-            times = found.setdefault(name, {"first": [], "rate": []})
-            times["first"] += [await first_token(client, prompt) for prompt in prompts[:4]]
-            times["rate"].append(await rate(client, prompts, 64))
-    return {
-        name: {"first": min(times["first"]), "median": statistics.median(times["first"]), "rate": max(times["rate"])}
-        for name, times in found.items()
-    }
+def compare_overhead(model: Path, rounds: int) -> list[tuple[float, float]]:
+    """Median seconds to the first token, and best rate, of one engine and of one replica."""
+    options = ("--max-num-seqs", str(STREAMS), "--kv-cache-memory", "128M")
+    replica = (
+        "--replicas", "1", "--ray-address", "local", "--replica-cpus", str(usable_cpus()),
+        "--object-store-memory", str(MEMORY),
+    )  # fmt: skip
+    with serving(model, *options) as own, serving(model, *options, *replica) as on_ray:
+        found: list[tuple[list[float], list[float]]] = [([], []), ([], [])]
+        for turn in range(rounds + 1):  # the first one warms up
+            for (firsts, rates), server in zip(found, (own, on_ray), strict=True):
+                one_by_one = [first_over_http(server.address, body) for body in requests(4, 2 * turn, 2)]
+                firsts += one_by_one if turn else ()
+                bodies, began = requests(STREAMS, 2 * turn + 1, TOKENS), time.perf_counter()
+                with ThreadPoolExecutor(STREAMS) as pool:
+                    list(pool.map(partial(first_over_http, server.address), bodies))
+                rates += [STREAMS * TOKENS / (time.perf_counter() - began)] if turn else ()
+    return [(statistics.median(firsts), max(rates)) for firsts, rates in found]
 
 
 def total(metrics: Sequence[Metric], name: str) -> float:
@@ -155,21 +161,19 @@ def routed_by(router: type[Router]) -> Iterator[ReplicaOptions]:
         ROUTERS["prefix"] = usual
 
 
-def overhead(rounds: int) -> None:
-    """Print both."""
-    options = ReplicaOptions(replicas="1", ray_address="local", replica_cpus=0.5, object_store_memory=MEMORY)
-    with replicas(options, {"model": "demo"}) as on_ray:
-        own = ProcessLLM("demo")
-        try:
-            found = asyncio.run(compare_overhead(own, on_ray, rounds))
-        finally:
-            own.close()
-    for name, values in found.items():
-        first, median = values["first"] * 1000, values["median"] * 1000
-        print(f"{name}: first token {first:.1f} ms (median {median:.1f}), {values['rate']:.0f} output tokens/s")
-    one, ray = found["one process"], found["one replica"]
-    print(f"difference: first token {(ray['first'] - one['first']) * 1000:+.1f} ms "
-          f"(median {(ray['median'] - one['median']) * 1000:+.1f}), rate {ray['rate'] / one['rate']:.2f}")  # fmt: skip
+def overhead(rounds: int, sizes: Sequence[str]) -> None:
+    """Print a row for each model."""
+    print(f"{'model':10}{'first token':>13}{'replica':>10}{'more':>10}{'tokens/s':>11}{'replica':>9}{'ratio':>7}")
+    with TemporaryDirectory() as folder:
+        for size in ("demo", *sizes):
+            path = Path(size)
+            if size != "demo":
+                width, layers = map(int, size.split("x"))
+                path = make_tiny_checkpoint(Path(folder, size), hidden_size=width, num_layers=layers)
+            (first, rate), (first_of_ray, rate_of_ray) = compare_overhead(path, rounds)
+            more = (first_of_ray - first) * 1000
+            print(f"{size:10}{first * 1000:10.1f} ms{first_of_ray * 1000:7.1f} ms{more:+7.1f} ms{rate:11.0f}"
+                  f"{rate_of_ray:9.0f}{rate_of_ray / rate:7.2f}", flush=True)  # fmt: skip
 
 
 def draw(found: Mapping[str, Mapping[str, float]], file: Path) -> None:
@@ -226,13 +230,18 @@ def main() -> None:
     """Measure what was chosen."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--what", choices=("overhead", "routing"), action="append", help="default: both")
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=4, help="of the overhead (default 4)")
+    parser.add_argument(
+        "--sizes", nargs="*", default=["512x8"], metavar="WxL", help="widths and layers of models beside demo"
+    )
     parser.add_argument("--output", type=Path, help="also write the routers' rows, as JSON")
     parser.add_argument("--plot", type=Path, help="also draw the routers' rows, as SVG or PNG")
     args = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     chosen: Sequence[str] = args.what or ("overhead", "routing")
     if "overhead" in chosen:
-        overhead(args.rounds)
+        overhead(args.rounds, args.sizes)
     if "routing" in chosen:
         routing(args.output, args.plot)
 

@@ -6,7 +6,6 @@ an image of a few bytes. Knows Hugging Face image processors from the outside on
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
@@ -55,9 +54,10 @@ def _shortest_edge(part: Any, mm_kwargs: Mapping[str, Any]) -> int | None:
         size = size["shortest_edge"]
     elif mm_kwargs.get("default_to_square", getattr(part, "default_to_square", True)):
         return None
-    return (
-        int(float(size)) if isinstance(size, Real) and abs(size) <= sys.float_info.max else None
-    )  # else it is refused
+    try:
+        return int(float(size)) if isinstance(size, Real) else None
+    except (OverflowError, ValueError):  # no finite number, which is refused
+        return None
 
 
 def is_extreme(image: Image) -> bool:
