@@ -107,7 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a checkpoint whose prompts have <image>")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--quantization", choices=["int8"])
+    parser.add_argument("--quantization", choices=["int8", "int4"])
     parser.add_argument("--weight-cache", help="folder of packed weights (default: none)")
     parser.add_argument("--kv-cache-memory", type=int, default=1 << 30, help="bytes (default 1 GiB)")
     args = parser.parse_args()

@@ -28,7 +28,6 @@ _IMPORTS = (
     "corellm_server.service",
     "soundfile",
     "soxr",
-    "torch.fx.experimental.symbolic_shapes",
     "transformers.models.auto.processing_auto",
     "transformers.models.auto.tokenization_auto",
     "transformers.models.clip.modeling_clip",

@@ -3,7 +3,8 @@
 A group of an output has a scale and a zero: its weights are `scale * (integer - zero)`. Both are in 32 bits: a float's
 first 24, so that scales of 16 bits are exact, and a zero in 8, for weights of 4 bits in eighths. Every weight then is
 exact in float32. Where that is too coarse, a group has a scale and a minimum of 32 bits each, and its weights are
-`scale * integer - minimum`. Knows neither how weights are rounded nor how files have them.
+`scale * integer - minimum`; or both are integers of 8 bits, which two floats of a block of 256 inputs multiply. Knows
+neither how weights are rounded nor how files have them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +22,12 @@ from corellm.plain_linears import without_values
 
 GROUPS = (16, 32, 64, 128)
 """Inputs that share a scale: as many as the kernels know."""
+BLOCK = 256
+"""Inputs of a block."""
 ZEROS_PER_INTEGER = {4: 8, 8: 1}
 """By bits: how fine zeros are."""
+Kind = Literal["zeros", "minima", "blocks"]
+"""What groups have beside their scales: minima of blocks are multiplied, as their scales are."""
 _SCALE = ~0xFF
 """Bits of a scale."""
 
@@ -39,12 +45,14 @@ class GroupedWeight:
 
     Attributes:
         integers: uint8 `[n, k]`, below 2 ** bits.
-        scales: float32 `[n, groups]`, of `rounded_scales`, or any with minima.
-        zeros: float32 `[n, groups]`; below 256 / ZEROS_PER_INTEGER[bits], in as fine steps, or any with minima.
+        scales: float32 `[n, groups]`, of `rounded_scales`; any with minima; whole ones from -128 to 127 with blocks.
+        zeros: float32 `[n, groups]`; below 256 / ZEROS_PER_INTEGER[bits], in as fine steps; with minima or blocks, as
+            scales are.
         group: inputs in a group; the last one may have fewer.
         bits: of an integer, 4 or 8.
         order: int64 `[k]`, which input each column is for; None if they are in order.
-        minima: whether zeros are minima, which are subtracted after the scale.
+        minima: whether zeros are minima, which are subtracted after the scale; with blocks, they are.
+        blocks: float32 `[n, blocks, 2]`, what scales and minima of each are multiplied with; None without blocks.
     """
 
     integers: Tensor
@@ -54,15 +62,28 @@ class GroupedWeight:
     bits: int
     order: Tensor | None = None
     minima: bool = False
+    blocks: Tensor | None = None
 
     def __post_init__(self) -> None:
         n, k = self.integers.shape
         assert self.group in GROUPS, self.group
         assert self.scales.shape == self.zeros.shape == (n, -(-k // self.group)), (self.scales.shape, self.zeros.shape)
+        assert self.blocks is None or (self.minima and (n, k) == (len(self.blocks), BLOCK * self.blocks.shape[1]))
+
+    @property
+    def kind(self) -> Kind:
+        """What groups have."""
+        return "blocks" if self.blocks is not None else "minima" if self.minima else "zeros"
 
     @property
     def factors(self) -> Tensor:
-        """Scales and zeros together, int32 `[n, groups]`, or `[n, groups, 2]` with minima."""
+        """Scales and zeros together, int32 `[n, groups]`, or `[n, groups, 2]` with minima.
+
+        With blocks `[n, blocks, 2 + groups of a block / 2]`: the two floats, then the bytes of two groups in each.
+        """
+        if self.blocks is not None:
+            pairs = torch.stack([self.scales, self.zeros], 2).to(torch.int8)
+            return torch.cat([x.reshape(*self.blocks.shape[:2], -1).view(torch.int32) for x in (self.blocks, pairs)], 2)
         if self.minima:
             return torch.stack([self.scales, self.zeros], 2).view(torch.int32)
         zeros = (self.zeros * ZEROS_PER_INTEGER[self.bits]).to(torch.int32)
@@ -73,6 +94,9 @@ class GroupedWeight:
         n, k = self.integers.shape
         whole = functional.pad(self.integers, (0, -k % self.group)).view(n, -1, self.group)
         scales, zeros = self.scales[:, :, None], self.zeros[:, :, None]
+        if self.blocks is not None:
+            factors = self.blocks.repeat_interleave(BLOCK // self.group, 1)
+            scales, zeros = scales * factors[:, :, :1], zeros * factors[:, :, 1:]
         weight = (scales * whole - zeros if self.minima else scales * (whole - zeros)).view(n, -1)[:, :k]
         return weight if self.order is None else weight[:, self.order.argsort()]
 
@@ -120,9 +144,10 @@ class GroupedLinear(nn.Module):
         else:
             self.out_features = len(weight.integers)
         self.in_features, self.group, self.bits = weight.integers.shape[1], weight.group, weight.bits
-        self.minima = weight.minima
+        self.kind: Kind = weight.kind
         self.weight = without_values(weight.scales.to(dtype))
         if self.decode is None:
+            assert weight.blocks is None, "weights in blocks are kept as their file has them"
             integers = weight.integers
             if self.bits == 4:
                 integers = functional.pad(integers, (0, integers.shape[1] % 2))
@@ -146,12 +171,12 @@ class GroupedLinear(nn.Module):
         integers, factors = self.integers[rows], self.factors[rows]
         if self.bits == 4:
             integers = torch.stack([integers & 15, integers >> 4], dim=2).flatten(1)[:, : self.in_features]
-        if self.minima:
+        if self.kind == "minima":
             scales, zeros = factors.view(torch.float32).unbind(2)
         else:
             zeros = (factors & ~_SCALE).float() / ZEROS_PER_INTEGER[self.bits]
             scales = (factors & _SCALE).view(torch.float32)
-        return GroupedWeight(integers, scales, zeros, self.group, self.bits, self.order, self.minima)
+        return GroupedWeight(integers, scales, zeros, self.group, self.bits, self.order, self.kind == "minima")
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `[..., out_features]` for `[..., in_features]`."""
@@ -189,7 +214,7 @@ def joined_groups(layers: Sequence[GroupedLinear]) -> GroupedLinear | None:
     first = layers[0]
     biases = [layer.bias for layer in layers if layer.bias is not None]
     kinds = {
-        (layer.in_features, layer.group, layer.bits, layer.minima, layer.weight.dtype, layer.decode) for layer in layers
+        (layer.in_features, layer.group, layer.bits, layer.kind, layer.weight.dtype, layer.decode) for layer in layers
     }
     if len(kinds) > 1 or len(biases) not in (0, len(layers)) or not all(_same_order(first, layer) for layer in layers):
         return None
@@ -201,7 +226,8 @@ def joined_groups(layers: Sequence[GroupedLinear]) -> GroupedLinear | None:
         integers, scales, zeros = (
             torch.cat([getattr(weight, name) for weight in weights]) for name in ("integers", "scales", "zeros")
         )
-        whole = GroupedWeight(integers, scales, zeros, first.group, first.bits, first.order, first.minima)
+        minima = first.kind == "minima"
+        whole = GroupedWeight(integers, scales, zeros, first.group, first.bits, first.order, minima)
     return GroupedLinear(whole, torch.cat(biases) if biases else None, first.weight.dtype)
 
 

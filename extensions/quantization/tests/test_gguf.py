@@ -85,7 +85,7 @@ def test_integers_in_groups_are_exactly_the_weights(kind: Kind) -> None:
     raw, values = stored(weight, kind)
     made = decoded(kind, torch.from_numpy(raw))
     assert torch.equal(made.widened(), values)
-    assert (made.group, made.bits, made.minima) == FORMS[kind][1:]
+    assert (made.group, made.bits, made.kind) == FORMS[kind][1:]
     assert values.std() > 0.01
 
 

@@ -12,13 +12,13 @@ from torch import Tensor
 from corellm_kernels.cpu.arguments import PackArguments, PackGroupsArguments
 from corellm_kernels.cpu.huge_pages import HugePages
 from corellm_kernels.cpu.library import launch, pointer
-from corellm_kernels.grouped_linear import GroupedLinear, GroupedWeight, ToGroups, rows_of
+from corellm_kernels.grouped_linear import BLOCK, GroupedLinear, GroupedWeight, Kind, ToGroups, rows_of
 from corellm_kernels.int8_linear import Int8Linear
 
 PANEL = 16
 """Columns of the output that are packed together."""
 _LINE = 64
-"""Bytes of a group's scales and zeros in a panel."""
+"""Bytes of a group's scales and zeros in a panel, of two groups' in a block, or of a block's or group's floats."""
 _WEIGHTS_AT_ONCE = 1 << 21
 """So many are packed by one kernel: of weights that lie apart or are rounded to groups, no more are copied."""
 
@@ -35,22 +35,23 @@ class Format(NamedTuple):
     """Bits of a rounded weight; None if it is not rounded."""
     group: int = 0
     """Inputs that share a scale and a zero; 0 if the weight is in no groups."""
-    minima: bool = False
-    """Whether groups have minima instead of zeros."""
+    kind: Kind = "zeros"
+    """What groups have."""
 
     @property
     def types(self) -> tuple[torch.dtype | str, ...]:
         """Types of the kernel that multiplies the weight."""
         if self.group:
-            return self.dtype, _groups_type(self.bits, self.minima)
+            return self.dtype, _groups_type(self.bits, self.kind)
         return (self.dtype, torch.int8) if self.bits else (self.dtype,)
 
     def size(self, n: int, k: int) -> tuple[int, torch.dtype]:
         """Return how many numbers a packed weight has, and their type."""
         panels = -(-n // PANEL)
         if self.bits and self.group:
-            header = (1 + self.minima) * _LINE
-            return panels * -(-k // self.group) * (header + self.group * self.bits * PANEL // 8), torch.uint8
+            lines = {"zeros": 1, "minima": 2, "blocks": 2 + BLOCK // self.group // 2}[self.kind]
+            depths = BLOCK if self.kind == "blocks" else self.group
+            return panels * -(-k // depths) * (lines * _LINE + depths * self.bits * PANEL // 8), torch.uint8
         dtype = torch.int8 if self.bits else self.dtype
         group = 1 if dtype == torch.float32 else 2
         return panels * PANEL * -(-k // group) * group, dtype
@@ -98,7 +99,7 @@ def unpacked(weights: Sequence[Tensor], rounding: Rounding | None = None) -> Unp
 
 def unpacked_groups(linear: GroupedLinear) -> Unpacked:
     """Return a layer's weight in groups as one to be packed, its columns in their own order."""
-    form = Format(linear.weight.dtype, linear.bits, linear.group, linear.minima)
+    form = Format(linear.weight.dtype, linear.bits, linear.group, linear.kind)
     return Unpacked(
         linear.out_features, linear.in_features, form, lambda first, end: linear.grouped_weight(slice(first, end))
     )
@@ -134,8 +135,8 @@ def _pack_rows(rows: Tensor, form: Format, to: Tensor, scale: Tensor | None) -> 
 def _pack_groups(rows: GroupedWeight, to: Tensor) -> None:
     integers, factors = rows.integers.contiguous(), rows.factors.contiguous()
     given = PackGroupsArguments(integers.data_ptr(), factors.data_ptr(), to.data_ptr(), *integers.shape, rows.group)
-    launch("pack", (_groups_type(rows.bits, rows.minima),), given, integers, factors, to)
+    launch("pack", (_groups_type(rows.bits, rows.kind),), given, integers, factors, to)
 
 
-def _groups_type(bits: int | None, minima: bool) -> str:
-    return f"int{bits}_minima" if minima else f"int{bits}_groups"
+def _groups_type(bits: int | None, kind: Kind) -> str:
+    return f"int{bits}_groups" if kind == "zeros" else f"int{bits}_{kind}"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import get_args
+
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -11,10 +14,12 @@ from torch import Tensor, nn
 from corellm_kernels.cpu.linear import PackedLinear, add_product, joined, pack_linears
 from corellm_kernels.fusion.layer_swap import concatenated
 from corellm_kernels.grouped_linear import (
+    BLOCK,
     GROUPS,
     EncodedWeight,
     GroupedLinear,
     GroupedWeight,
+    Kind,
     ToGroups,
     joined_groups,
     rounded_scales,
@@ -28,26 +33,58 @@ from tests.kernels.cpu.test_linear import (
 )
 
 BITS = (4, 8)
-KINDS = [(dtype, bits, minima) for dtype in DTYPES for bits in BITS for minima in (False, True)]
+KINDS = [(dtype, bits, kind) for dtype in DTYPES for bits in BITS for kind in get_args(Kind)]
 
 
 def grouped(
-    n: int, k: int, dtype: torch.dtype, *, bits: int = 4, minima: bool = False, group: int = 64, bias: bool = True,
+    n: int, k: int, dtype: torch.dtype, *, bits: int = 4, kind: Kind = "zeros", group: int = 64, bias: bool = True,
     ordered: bool = True,
 ) -> GroupedLinear:  # fmt: skip
-    """A layer of random integers, scales, and zeros or minima."""
+    """A layer of random integers, scales, and zeros or minima; with blocks, of as many inputs as fill them."""
+    k = -(-k // BLOCK) * BLOCK if kind == "blocks" else k
     generator = torch.Generator().manual_seed(n * 1000 + k)
     integers = torch.randint(2**bits, (n, k), generator=generator, dtype=torch.uint8)
     shape = (n, -(-k // group))
-    scales = torch.randn(shape, generator=generator) * 2.0**-bits
-    if minima:
+    scales, blocks = torch.randn(shape, generator=generator) * 2.0**-bits, None
+    if kind == "minima":
         zeros = torch.randn(shape, generator=generator)
+    elif kind == "blocks":
+        scales, zeros = (torch.randint(-128, 128, shape, generator=generator).float() for _ in range(2))
+        blocks = torch.randn(n, k // BLOCK, 2, generator=generator) * torch.tensor([2.0**-bits, 1.0]) / 128
     else:
         scales, steps = rounded_scales(scales), torch.randint(256, shape, generator=generator)
         zeros = steps / 8 if bits == 4 else steps.float()
     order = None if ordered else torch.randperm(k, generator=generator)
     given_bias = torch.randn(n, generator=generator).to(dtype) if bias else None
-    return GroupedLinear(GroupedWeight(integers, scales, zeros, group, bits, order, minima), given_bias, dtype)
+    weight = GroupedWeight(integers, scales, zeros, group, bits, order, kind != "zeros", blocks)
+    return GroupedLinear(weight if blocks is None else as_bytes(weight), given_bias, dtype)
+
+
+def as_bytes(weight: GroupedWeight) -> EncodedWeight:
+    """A weight whose rows are bytes: all that they have, one after another."""
+    parts = [
+        weight.integers,
+        weight.scales,
+        weight.zeros,
+        *([] if weight.blocks is None else [weight.blocks.flatten(1)]),
+    ]
+    data = [part.contiguous().view(torch.uint8) for part in parts]
+
+    def decode(rows: Tensor) -> GroupedWeight:
+        integers, *factors = rows.split([part.shape[1] for part in data], 1)
+        scales, zeros, *blocks = (factor.contiguous().view(torch.float32) for factor in factors)
+        of_blocks = blocks[0].view(len(rows), -1, 2) if blocks else None
+        return replace(weight, integers=integers, scales=scales, zeros=zeros, blocks=of_blocks)
+
+    return EncodedWeight([torch.cat(data, 1)], decode)
+
+
+def of_groups(weight: GroupedWeight) -> tuple[Tensor, Tensor]:
+    """Scales and zeros as floats, times what their blocks have."""
+    if weight.blocks is None:
+        return weight.scales, weight.zeros
+    factors = weight.blocks.repeat_interleave(BLOCK // weight.group, 1)
+    return weight.scales * factors[..., 0], weight.zeros * factors[..., 1]
 
 
 def assert_exact(ours: Tensor, x: Tensor, linear: GroupedLinear, residual: Tensor | None = None) -> None:
@@ -55,9 +92,10 @@ def assert_exact(ours: Tensor, x: Tensor, linear: GroupedLinear, residual: Tenso
     weight, inputs = linear.grouped_weight().widened().double(), x.double()
     step = inputs.abs().amax(1, keepdim=True) / (2**15 - 1)
     largest = linear.grouped_weight()
-    spread = largest.scales.abs().amax(1) * 256  # an integer and a zero are summed apart
-    if linear.minima:
-        spread += largest.zeros.abs().amax(1)
+    scales, zeros = of_groups(largest)
+    spread = scales.abs().amax(1) * 256  # an integer and a zero are summed apart
+    if linear.kind != "zeros":
+        spread += zeros.abs().amax(1)
     terms = [inputs @ weight.T, step / 2 * weight.abs().sum(1) + 16 * 2.0**-24 * inputs.abs().sum(1)[:, None] * spread]
     for added in (linear.bias, residual):
         if added is not None:
@@ -66,7 +104,7 @@ def assert_exact(ours: Tensor, x: Tensor, linear: GroupedLinear, residual: Tenso
     assert ((ours.double() - exact).abs() <= error + 1.01 * DTYPES[ours.dtype] * exact.abs()).all()
 
 
-@pytest.mark.parametrize(("dtype", "bits", "minima"), KINDS)
+@pytest.mark.parametrize(("dtype", "bits", "kind"), KINDS)
 @settings(max_examples=40, deadline=None)
 @given(
     m=st.integers(1, 45), n=st.integers(1, 150), k=st.integers(1, 600), group=st.sampled_from(GROUPS),
@@ -76,21 +114,38 @@ def assert_exact(ours: Tensor, x: Tensor, linear: GroupedLinear, residual: Tenso
 @example(m=37, n=129, k=257, group=128, bias=True, ordered=False)
 @example(m=70, n=37, k=9000, group=64, bias=True, ordered=True)  # more rows than stay in the second cache
 def test_it_equals_the_exact_product(
-    dtype: torch.dtype, bits: int, minima: bool, m: int, n: int, k: int, group: int, bias: bool, ordered: bool
+    dtype: torch.dtype, bits: int, kind: Kind, m: int, n: int, k: int, group: int, bias: bool, ordered: bool
 ) -> None:
-    linear = grouped(n, k, dtype, bits=bits, minima=minima, group=group, bias=bias, ordered=ordered)
-    x = rows(m, k, dtype)
+    linear = grouped(n, k, dtype, bits=bits, kind=kind, group=group, bias=bias, ordered=ordered)
+    x = rows(m, linear.in_features, dtype)
     assert_exact(PackedLinear(linear)(x), x, linear)
 
 
-@pytest.mark.parametrize("minima", [False, True])
+@pytest.mark.parametrize("kind", get_args(Kind))
 @pytest.mark.parametrize("bits", BITS)
-def test_the_layer_in_torch_is_the_same_weight(bits: int, minima: bool) -> None:
+def test_the_layer_in_torch_is_the_same_weight(bits: int, kind: Kind) -> None:
     for k in (1, 37, 128):
-        linear = grouped(40, k, torch.float32, bits=bits, minima=minima, group=32, ordered=False)
-        wide = nn.functional.linear(torch.eye(k), linear.grouped_weight().widened(), linear.bias)
-        assert torch.equal(linear(torch.eye(k)), wide)
-        assert_exact(linear(torch.eye(k)), torch.eye(k), linear)
+        linear = grouped(40, k, torch.float32, bits=bits, kind=kind, group=32, ordered=False)
+        eye = torch.eye(linear.in_features)
+        wide = nn.functional.linear(eye, linear.grouped_weight().widened(), linear.bias)
+        assert torch.equal(linear(eye), wide)
+        assert_exact(linear(eye), eye, linear)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("bits", BITS)
+def test_blocks_give_the_bits_that_their_groups_give(bits: int, group: int) -> None:
+    linear = grouped(37, 700, torch.float32, bits=bits, kind="blocks", group=group)
+    weight, x = linear.grouped_weight(), rows(40, linear.in_features, torch.float32)
+    assert weight.blocks is not None
+    factors = weight.blocks.half().float()  # of which products with bytes are exact
+    blocks = replace(weight, blocks=factors)
+    scales, zeros = of_groups(blocks)
+    wide = replace(weight, scales=scales, zeros=zeros, blocks=None)
+    assert torch.equal(blocks.widened(), wide.widened())
+    packed = [PackedLinear(GroupedLinear(one, None, torch.float32)) for one in (as_bytes(blocks), wide)]
+    for count in (1, 5, 40):
+        assert torch.equal(packed[0](x[:count]), packed[1](x[:count]))
 
 
 def test_scales_of_16_bits_are_exact_and_others_nearly() -> None:
@@ -103,17 +158,17 @@ def test_scales_of_16_bits_are_exact_and_others_nearly() -> None:
     assert rounded_scales(torch.tensor([torch.nan])).isnan().all()
 
 
-@pytest.mark.parametrize(("dtype", "bits", "minima"), KINDS)
+@pytest.mark.parametrize(("dtype", "bits", "kind"), KINDS)
 @pytest.mark.parametrize(("n", "k", "group"), [(64, 700, 32), (100, 33, 64), (37, 3000, 128), (40, 270, 16)])
 def test_a_row_is_the_same_bits_alone_and_among_others(
-    dtype: torch.dtype, bits: int, minima: bool, n: int, k: int, group: int
+    dtype: torch.dtype, bits: int, kind: Kind, n: int, k: int, group: int
 ) -> None:
-    assert_rows_are_alone(PackedLinear(grouped(n, k, dtype, bits=bits, minima=minima, group=group)))
+    assert_rows_are_alone(PackedLinear(grouped(n, k, dtype, bits=bits, kind=kind, group=group)))
 
 
-@pytest.mark.parametrize(("dtype", "bits", "minima"), KINDS)
-def test_threads_change_nothing(dtype: torch.dtype, bits: int, minima: bool) -> None:
-    assert_threads_change_nothing(PackedLinear(grouped(333, 512, dtype, bits=bits, minima=minima)))
+@pytest.mark.parametrize(("dtype", "bits", "kind"), KINDS)
+def test_threads_change_nothing(dtype: torch.dtype, bits: int, kind: Kind) -> None:
+    assert_threads_change_nothing(PackedLinear(grouped(333, 512, dtype, bits=bits, kind=kind)))
 
 
 @pytest.mark.parametrize("minima", [False, True])
@@ -136,14 +191,15 @@ def test_inputs_that_are_no_numbers_stay_in_their_row(bad: float) -> None:
     assert torch.equal(output[[0, 1, 3, 4, 6]], alone[[0, 1, 3, 4, 6]])
 
 
-@pytest.mark.parametrize(("dtype", "bits", "minima"), KINDS)
-def test_products_are_added_to_a_residual_and_inputs_may_be_views(dtype: torch.dtype, bits: int, minima: bool) -> None:
-    linear = grouped(70, 90, dtype, bits=bits, minima=minima)
-    wide, residual = rows(8, 180, dtype), rows(8, 70, dtype)
+@pytest.mark.parametrize(("dtype", "bits", "kind"), KINDS)
+def test_products_are_added_to_a_residual_and_inputs_may_be_views(dtype: torch.dtype, bits: int, kind: Kind) -> None:
+    linear = grouped(70, 90, dtype, bits=bits, kind=kind)
+    k = linear.in_features
+    wide, residual = rows(8, 2 * k, dtype), rows(8, 70, dtype)
     total = residual.clone()
-    add_product(total, wide[:, 90:], PackedLinear(linear))
-    assert_exact(total, wide[:, 90:], linear, residual)
-    assert PackedLinear(linear)(wide[:0, :90]).shape == (0, 70)
+    add_product(total, wide[:, k:], PackedLinear(linear))
+    assert_exact(total, wide[:, k:], linear, residual)
+    assert PackedLinear(linear)(wide[:0, :k]).shape == (0, 70)
 
 
 def test_weights_are_rounded_some_rows_at_a_time_joined_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +234,7 @@ def test_rows_of_an_encoded_weight_are_decoded_as_they_are_packed_joined_ones_to
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The result has the bits of whole weights', and no more rows were decoded than are packed at once."""
-    wholes = [grouped(n, 64, torch.float32, minima=True, group=32, bias=False) for n in (40, 7, 100)]
+    wholes = [grouped(n, 64, torch.float32, kind="minima", group=32, bias=False) for n in (40, 7, 100)]
     heights: list[int] = []
 
     def decode(blocks: Tensor) -> GroupedWeight:

@@ -8,7 +8,9 @@
 // Grouped weights are integers of 4 or 8 bits with a scale and a zero for each column and group of depths. Of a panel's
 // group, a line of scales and zeros comes first, then the integers in lines: a 16-bit lane has those of one column for
 // depths k, k + 2, ..., its neighbour those for k + 1, k + 3, ..., so that a shift and a mask make pairs of a line. Groups
-// with minima have two lines of floats instead: scales, and minima, which are subtracted after the scale.
+// with minima have two lines of floats instead: scales, and minima, which are subtracted after the scale. Where groups are in
+// blocks of 256 depths, a block begins with two lines of floats, which its groups' scales and minima of 8 bits are multiplied
+// with, and a line of those for every two groups, 16 scales and 16 minima of each; then come the integers of all of them.
 #pragma once
 
 #include <algorithm>
@@ -24,6 +26,7 @@ namespace linear {
 
 constexpr int VECTORS = PANEL / LANES;  // of a panel's row
 constexpr int64_t PART = 256;           // values or pairs of a row that are packed at once
+constexpr int64_t GROUPS_AHEAD = 1024;  // bytes of weights in groups that are on their way while a stream of them is read
 
 // How rows of x and a panel of W are stored and multiplied: `GROUP` depths of W together, as `UNITS` values of x.
 template <class W> struct Format {  // float
@@ -160,8 +163,11 @@ template <> struct Format<int8_t> {
     }
 };
 
+// What groups have beside their integers.
+enum Kind { ZEROS, MINIMA, BLOCKS };
+
 // Bytes of weights in groups: integers of 4 or 8 bits, or, unpacked for many rows, of 16.
-template <int BITS, bool MINIMA = false> struct Grouped {
+template <int BITS, Kind KIND = ZEROS> struct Grouped {
     uint8_t byte;
 };
 
@@ -169,22 +175,30 @@ template <int BITS, bool MINIMA = false> struct Grouped {
 template <class W> struct UnpackedTo {
     using Type = W;
 };
-template <int BITS, bool MINIMA> struct UnpackedTo<Grouped<BITS, MINIMA>> {
-    using Type = Grouped<16, MINIMA>;
+template <int BITS, Kind KIND> struct UnpackedTo<Grouped<BITS, KIND>> {
+    using Type = Grouped<16, KIND == ZEROS ? ZEROS : MINIMA>;
 };
 
 // A group has as many depths as the caller says, a multiple of those of a line; x has a unit for each two of them, and one
 // for their sum.
-template <int BITS, bool MINIMA> struct Format<Grouped<BITS, MINIMA>> {
+template <int BITS, Kind KIND> struct Format<Grouped<BITS, KIND>> {
     static constexpr int GROUP = 0, UNITS = 0;
-    static constexpr bool FLOATS = BITS == 16 || MINIMA;  // scales and zeros, a line of each
-    static constexpr int64_t LINE = 64, DEPTHS = 32 / BITS, HEADER = FLOATS ? 2 * LINE : LINE;
+    static constexpr bool FLOATS = BITS == 16 || KIND == MINIMA;  // scales and zeros, a line of each
+    static constexpr int64_t LINE = 64, DEPTHS = 32 / BITS, BLOCK = 256;
     static constexpr int PAIRS = 16 / BITS;  // of depths in a line
     using Row = uint32_t;
     using Sum = Floats;
-    using W = Grouped<BITS, MINIMA>;
+    using W = Grouped<BITS, KIND>;
 
-    static constexpr int64_t bytes(int64_t group) { return HEADER + group / DEPTHS * LINE; }
+    // Groups that are stored together.
+    static constexpr int64_t together(int64_t group) { return KIND == BLOCKS ? BLOCK / group : 1; }
+    // Bytes of their factors, their depths, their bytes, and their units of x.
+    static constexpr int64_t header(int64_t group) {
+        return KIND == BLOCKS ? (2 + together(group) / 2) * LINE : FLOATS ? 2 * LINE : LINE;
+    }
+    static constexpr int64_t depths(int64_t group) { return together(group) * group; }
+    static constexpr int64_t bytes(int64_t group) { return header(group) + depths(group) / DEPTHS * LINE; }
+    static constexpr int64_t units(int64_t group) { return together(group) * (group / 2 + 1); }
 
     // A pair of depths of a line's integers.
     static inline Shorts integers(const W* line, int pair) {
@@ -199,16 +213,33 @@ template <int BITS, bool MINIMA> struct Format<Grouped<BITS, MINIMA>> {
         Floats scale, zero;
     };
 
-    // Of `LANES` columns: two floats, or the first 24 bits of one, and a zero in multiples of 1 or 1/8.
-    static inline Factors factors(const W* header) {
-        if constexpr (FLOATS) return {load((const float*)header), load((const float*)(header + LINE))};
+    // Of `LANES` columns of the `g`th group: two floats, which with blocks are multiplied with a byte each; or the first 24
+    // bits of one, and a zero in multiples of 1 or 1/8.
+    static inline Factors factors(const W* header, int64_t column, [[maybe_unused]] int64_t g) {
+        if constexpr (KIND == BLOCKS) {
+            auto* bytes = (const int8_t*)(header + 2 * LINE + g * 2 * PANEL + column);
+            Floats scale = floats(load_widened(bytes)), minimum = floats(load_widened(bytes + PANEL));
+            return {load((const float*)header + column) * scale, load((const float*)(header + LINE) + column) * minimum};
+        }
+        if constexpr (FLOATS) return {load((const float*)header + column), load((const float*)(header + LINE) + column)};
         Words words;
-        memcpy(&words, header, sizeof words);
+        memcpy(&words, header + 4 * column, sizeof words);
         return {(Floats)(words & ~0xffu), floats((Ints)(words & 0xffu)) * (BITS == 4 ? .125f : 1.f)};
     }
 
-    template <int ROWS, int COUNT>
+    template <int ROWS, int COUNT, bool STREAMS>
     static inline void multiply(const Row* x, const W* const* panels, int64_t group, Floats (*sum)[COUNT * VECTORS]) {
+        for (int64_t g = 0; g < together(group); g++, x += (group / 2 + 1) * ROWS) {
+            int64_t first = header(group) + g * group / DEPTHS * LINE, size = bytes(group) / together(group);
+            if constexpr (STREAMS)
+                for (int64_t i = 0; i < size; i += 64) __builtin_prefetch(panels[0] + g * size + GROUPS_AHEAD + i);
+            multiply_group<ROWS, COUNT>(x, panels, group, first, g, sum);
+        }
+    }
+
+    template <int ROWS, int COUNT>
+    static inline void multiply_group(
+        const Row* x, const W* const* panels, int64_t group, int64_t first, int64_t g, Floats (*sum)[COUNT * VECTORS]) {
         Ints products[ROWS][COUNT * VECTORS] = {};
         for (int64_t line = 0; line < group / DEPTHS; line++) {
 #pragma GCC unroll 4
@@ -217,7 +248,7 @@ template <int BITS, bool MINIMA> struct Format<Grouped<BITS, MINIMA>> {
                 Shorts w[COUNT * VECTORS];
 #pragma GCC unroll 16
                 for (int i = 0; i < COUNT * VECTORS; i++)
-                    w[i] = integers(panels[i / VECTORS] + HEADER + line * LINE + i % VECTORS * 4 * LANES, pair);
+                    w[i] = integers(panels[i / VECTORS] + first + line * LINE + i % VECTORS * 4 * LANES, pair);
 #pragma GCC unroll 16
                 for (int r = 0; r < ROWS; r++) {
                     Shorts two = (Shorts)(x[(line * PAIRS + pair) * ROWS + r] + Words{});
@@ -229,10 +260,10 @@ template <int BITS, bool MINIMA> struct Format<Grouped<BITS, MINIMA>> {
         const Row* totals = x + group / 2 * ROWS;
 #pragma GCC unroll 16
         for (int i = 0; i < COUNT * VECTORS; i++) {
-            Factors column = factors(panels[i / VECTORS] + i % VECTORS * 4 * LANES);
+            Factors column = factors(panels[i / VECTORS], i % VECTORS * LANES, g);
 #pragma GCC unroll 16
             for (int r = 0; r < ROWS; r++) {
-                if constexpr (MINIMA) {
+                if constexpr (KIND != ZEROS) {
                     // one product in each: no choice of which one is fused with the sum
                     sum[r][i] -= column.zero * bits_of<float>(totals[r]);
                     sum[r][i] += column.scale * floats(products[r][i]);
@@ -244,12 +275,13 @@ template <int BITS, bool MINIMA> struct Format<Grouped<BITS, MINIMA>> {
         }
     }
 
-    // Round groups `[start, stop)` of a row of `k`, and write their units `stride` apart.
+    // Round groups of a row of `k`, those that are stored together from `start` to `stop`, and write their units `stride`
+    // apart.
     template <class T>
     static void
     pack(const T* x, int64_t start, int64_t stop, int64_t k, int64_t group, float scale, Row* to, int64_t stride) {
         int64_t units = group / 2 + 1;
-        for (int64_t g = start; g < stop; g++) {
+        for (int64_t g = start * together(group); g < stop * together(group); g++) {
             Row* first = to + g * units * stride;
             Format<int8_t>::pack(x, g * group / 2, (g + 1) * group / 2, k, scale, first - g * group / 2 * stride, stride);
             int32_t total = 0;
@@ -264,16 +296,19 @@ template <int BITS, bool MINIMA> struct Format<Grouped<BITS, MINIMA>> {
     template <class T> static float step(const T* x, int64_t k) { return Format<int8_t>::step(x, k, 0.f); }
 
     // Widen groups of a panel, for many rows, which otherwise would each do so.
-    static void unpack(const W* from, int64_t groups, int64_t group, Grouped<16, MINIMA>* to) {
-        using Wide = Format<Grouped<16, MINIMA>>;
-        for (int64_t g = 0; g < groups; g++, from += bytes(group), to += Wide::bytes(group)) {
+    static void unpack(const W* from, int64_t count, int64_t group, typename UnpackedTo<W>::Type* to) {
+        using Wide = Format<typename UnpackedTo<W>::Type>;
+        for (int64_t all = 0; all < count * together(group); all++, to += Wide::bytes(group)) {
+            int64_t g = all % together(group);
+            if (all && !g) from += bytes(group);
             for (int64_t i = 0; i < LINE; i += 4 * LANES) {
-                Factors columns = factors(from + i);
+                Factors columns = factors(from, i / 4, g);
                 store((float*)(to + i), columns.scale);
                 store((float*)(to + LINE + i), columns.zero);
             }
-            Grouped<16, MINIMA>* line = to + Wide::HEADER;
-            for (const W* packed = from + HEADER; packed < from + bytes(group); packed += LINE)
+            auto* line = to + Wide::header(group);
+            const W* packed = from + header(group) + g * group / DEPTHS * LINE;
+            for (const W* end = packed + group / DEPTHS * LINE; packed < end; packed += LINE)
                 for (int pair = 0; pair < PAIRS; pair++, line += LINE)
                     for (int64_t i = 0; i < LINE; i += 4 * LANES) {
                         Shorts wide = integers(packed + i, pair);
@@ -302,8 +337,8 @@ struct PackArgs {
 
 struct PackGroupsArgs {
     const uint8_t* integers;  // [n, k]
-    const uint32_t* factors;  // [n, groups], or [n, groups, 2] with minima
-    void* packed;             // [panels, groups, lines of factors and of integers]
+    const uint32_t* factors;  // [n, groups], [n, groups, 2] with minima, [n, blocks, 2 + groups of a block / 2] with blocks
+    void* packed;             // [panels, groups or blocks, lines of factors and of integers]
     int64_t n, k, group;
 };
 
@@ -373,22 +408,27 @@ template <class T> static void run_rounded(const void* args, Team& team) {
 }
 
 // Packs integers that have a byte each.
-template <int BITS, bool MINIMA = false> static void run_grouped(const void* args, Team& team) {
-    using Packed = linear::Format<linear::Grouped<BITS, MINIMA>>;
-    constexpr int64_t FACTORS = Packed::HEADER / Packed::LINE;
+template <int BITS, linear::Kind KIND = linear::ZEROS> static void run_grouped(const void* args, Team& team) {
+    using Packed = linear::Format<linear::Grouped<BITS, KIND>>;
     auto& a = *(const PackGroupsArgs*)args;
-    int64_t groups = (a.k + a.group - 1) / a.group, panels = (a.n + PANEL - 1) / PANEL, size = Packed::bytes(a.group);
+    int64_t depths = Packed::depths(a.group), factors = Packed::header(a.group) / Packed::LINE;
+    int64_t groups = (a.k + depths - 1) / depths, panels = (a.n + PANEL - 1) / PANEL, size = Packed::bytes(a.group);
     for (int64_t piece = team.first(panels * groups); piece < team.last(panels * groups); piece++) {
         uint8_t* to = (uint8_t*)a.packed + piece * size;
         memset(to, 0, size);
         int64_t panel = piece / groups, g = piece % groups, columns = std::min(PANEL, a.n - panel * PANEL);
         for (int64_t column = 0; column < columns; column++) {
             int64_t row = panel * PANEL + column;
-            for (int64_t i = 0; i < FACTORS; i++)
-                memcpy(to + i * Packed::LINE + 4 * column, a.factors + (row * groups + g) * FACTORS + i, 4);
-            const uint8_t* from = a.integers + row * a.k + g * a.group;
-            uint8_t* lines = to + Packed::HEADER;
-            for (int64_t k = 0; k < std::min(a.group, a.k - g * a.group); k++) {
+            const uint32_t* given = a.factors + (row * groups + g) * factors;
+            for (int64_t i = 0; i < factors; i++)
+                for (int64_t byte = 0; byte < 4; byte++) {
+                    bool apart = KIND == linear::BLOCKS && i >= 2;  // bytes, not floats
+                    int64_t place = apart ? byte * PANEL + column : 4 * column + byte;
+                    to[i * Packed::LINE + place] = (uint8_t)(given[i] >> 8 * byte);
+                }
+            const uint8_t* from = a.integers + row * a.k + g * depths;
+            uint8_t* lines = to + Packed::header(a.group);
+            for (int64_t k = 0; k < std::min(depths, a.k - g * depths); k++) {
                 int64_t line = k / Packed::DEPTHS, pair = k % Packed::DEPTHS / 2, bit = BITS * pair;
                 lines[line * Packed::LINE + 4 * column + 2 * (k % 2) + bit / 8] |= (uint8_t)(from[k] << bit % 8);
             }

@@ -66,7 +66,7 @@ template <class W> struct Groups {
 
     explicit Groups(const LinearArgs& a) {
         if constexpr (GROUPED<W>)
-            size = a.group, units = a.group / 2 + 1, weights = Format<W>::bytes(a.group);
+            size = Format<W>::depths(a.group), units = Format<W>::units(a.group), weights = Format<W>::bytes(a.group);
         else
             size = Format<W>::GROUP, units = Format<W>::UNITS, weights = Format<W>::GROUP * PANEL;
         count = (a.k + size - 1) / size;
@@ -147,12 +147,9 @@ static void multiply_block(
             sum[r][i] = add ? bits_of<Sum>(load(sums + (r * COUNT * VECTORS + i) * LANES)) : Sum{};
     for (int64_t k = 0; k < depth; k++) {
         if constexpr (GROUPED<W>) {
-            int64_t size = Format<W>::bytes(group);
-            if constexpr (STREAMS && COUNT == 1)
-                for (int64_t byte = 0; byte < size; byte += 64) __builtin_prefetch(panels[0] + 2 * AHEAD + byte);
-            Format<W>::template multiply<ROWS, COUNT>(x, panels, group, sum);
-            for (int i = 0; i < COUNT; i++) panels[i] += size;
-            x += (group / 2 + 1) * ROWS;
+            Format<W>::template multiply<ROWS, COUNT, STREAMS && COUNT == 1>(x, panels, group, sum);
+            for (int i = 0; i < COUNT; i++) panels[i] += Format<W>::bytes(group);
+            x += Format<W>::units(group) * ROWS;
         } else {
             if constexpr (STREAMS && COUNT == 1) {  // several panels are streams enough
                 constexpr int64_t GROUP = Format<W>::GROUP * PANEL;
@@ -195,14 +192,14 @@ static const float* unpacked(const bfloat16* panel, int64_t start, int64_t stop)
 template <class W> using Unpacked = typename UnpackedTo<W>::Type;
 
 // Widen groups of `count` panels, which lie `panel_size` apart.
-template <int BITS, bool MINIMA>
-static const Unpacked<Grouped<BITS, MINIMA>>*
-unpacked(const Grouped<BITS, MINIMA>* weight, int64_t panel_size, int count, int64_t depth, int64_t group) {
-    using Wide = Unpacked<Grouped<BITS, MINIMA>>;
-    int64_t size = depth * Format<Wide>::bytes(group);
+template <int BITS, Kind KIND>
+static const Unpacked<Grouped<BITS, KIND>>*
+unpacked(const Grouped<BITS, KIND>* weight, int64_t panel_size, int count, int64_t depth, int64_t group) {
+    using Packed = Format<Grouped<BITS, KIND>>;
+    using Wide = Unpacked<Grouped<BITS, KIND>>;
+    int64_t size = depth * Packed::together(group) * Format<Wide>::bytes(group);
     auto* to = (Wide*)scratch<1>(count * size / (int64_t)sizeof(float));
-    for (int i = 0; i < count; i++)
-        Format<Grouped<BITS, MINIMA>>::unpack(weight + i * panel_size, depth, group, to + i * size);
+    for (int i = 0; i < count; i++) Packed::unpack(weight + i * panel_size, depth, group, to + i * size);
     return to;
 }
 
@@ -290,8 +287,9 @@ static void multiply_piece(const LinearArgs& a, const Blocks& blocks, int64_t be
                 }
             if constexpr (GROUPED<W> && UNPACKS)
                 if (integers) {
-                    int64_t size = depth * Format<Unpacked<W>>::bytes(a.group);
-                    multiply_rows<Unpacked<W>, COUNT, false>(rows, x, integers, size, depth, a.group, start > 0, to);
+                    int64_t groups_in = depth * Format<W>::together(a.group);
+                    int64_t size = groups_in * Format<Unpacked<W>>::bytes(a.group);
+                    multiply_rows<Unpacked<W>, COUNT, false>(rows, x, integers, size, groups_in, a.group, start > 0, to);
                     continue;
                 }
             if (blocks.count > 2)

@@ -14,7 +14,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
-from corellm_kernels.grouped_linear import GroupedWeight
+from corellm_kernels.grouped_linear import GroupedWeight, Kind
 
 _Kind = GGMLQuantizationType
 FLOATS = {_Kind.F32: torch.float32, _Kind.F16: torch.float16, _Kind.BF16: torch.bfloat16}
@@ -27,6 +27,8 @@ class Groups(NamedTuple):
     integers: Tensor
     scales: Tensor
     zeros: Tensor
+    factors: Tensor | None = None
+    """`[blocks, 2]`, what scales and minima are multiplied with; None for types whose blocks are groups."""
 
 
 class Form(NamedTuple):
@@ -36,8 +38,8 @@ class Form(NamedTuple):
     """Reads blocks `[blocks, bytes]`."""
     group: int
     bits: int
-    minima: bool = False
-    """Whether `zeros` are minima: see `GroupedWeight`."""
+    kind: Kind = "zeros"
+    """What `zeros` are: see `GroupedWeight`."""
 
 
 def decoded(kind: _Kind, blocks: Tensor) -> GroupedWeight:
@@ -45,10 +47,11 @@ def decoded(kind: _Kind, blocks: Tensor) -> GroupedWeight:
     form, (size, num_bytes) = FORMS[kind], GGML_QUANT_SIZES[kind]
     n = len(blocks)
     k = blocks.shape[1] // num_bytes * size
-    integers, scales, zeros = form.read(blocks.reshape(-1, num_bytes))
+    integers, scales, zeros, factors = form.read(blocks.reshape(-1, num_bytes))
     return GroupedWeight(
-        integers.reshape(n, k), scales.reshape(n, -1), zeros.reshape(n, -1), form.group, form.bits, minima=form.minima
-    )
+        integers.reshape(n, k), scales.reshape(n, -1), zeros.reshape(n, -1), form.group, form.bits,
+        minima=form.kind != "zeros", blocks=None if factors is None else factors.reshape(n, -1, 2),
+    )  # fmt: skip
 
 
 def widened(kind: _Kind, rows: Tensor, dtype: torch.dtype) -> Tensor:
@@ -117,15 +120,15 @@ def _q8_0(block: Tensor) -> Groups:
 
 def _q2_k(block: Tensor) -> Groups:
     scales = block[:, :16]
-    scale, minimum = _halves(block, 80) * (scales & 15), _halves(block, 82) * (scales >> 4)
-    return Groups(_bits(block[:, 16:80], 32, 2), scale, minimum)
+    factors = torch.cat([_halves(block, 80), _halves(block, 82)], 1)
+    return Groups(_bits(block[:, 16:80], 32, 2), (scales & 15).float(), (scales >> 4).float(), factors)
 
 
 def _q3_k(block: Tensor) -> Groups:
     low, high = block[:, 96:104], block[:, 104:108]
-    scales = torch.cat([low & 15, low >> 4], 1) | _bits(high, 4, 2) << 4
-    scale = _halves(block, 108) * (scales.float() - 32)
-    return Groups(_bits(block[:, 32:96], 32, 2) | _bits(block[:, :32], 32) << 2, scale, 4 * scale)
+    scales = (torch.cat([low & 15, low >> 4], 1) | _bits(high, 4, 2) << 4).float() - 32
+    integers, factor = _bits(block[:, 32:96], 32, 2) | _bits(block[:, :32], 32) << 2, _halves(block, 108)
+    return Groups(integers, scales, scales, torch.cat([factor, 4 * factor], 1))
 
 
 def _q4_k(block: Tensor) -> Groups:
@@ -142,24 +145,24 @@ def _q6_k(block: Tensor) -> Groups:
     return Groups(low | high << 4, scale, 32 * scale)
 
 
-def _scales_of_k(block: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scales and minima `[blocks, 8]` of 6 bits, which the super-block's factors multiply."""
+def _scales_of_k(block: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return scales and minima `[blocks, 8]` of 6 bits, and the block's factors."""
     first, second, rest = (block[:, 4 + 4 * i : 8 + 4 * i] for i in range(3))
     scales = torch.cat([first & 63, rest & 15 | first >> 2 & 48], 1)
     minima = torch.cat([second & 63, rest >> 4 | second >> 2 & 48], 1)
-    return _halves(block, 0) * scales, _halves(block, 2) * minima
+    return scales.float(), minima.float(), torch.cat([_halves(block, 0), _halves(block, 2)], 1)
 
 
 FORMS: Mapping[_Kind, Form] = {
     _Kind.Q4_0: Form(_q4_0, 32, 4),
-    _Kind.Q4_1: Form(_q4_1, 32, 4, minima=True),
+    _Kind.Q4_1: Form(_q4_1, 32, 4, "minima"),
     _Kind.Q5_0: Form(_q5_0, 32, 8),
-    _Kind.Q5_1: Form(_q5_1, 32, 8, minima=True),
+    _Kind.Q5_1: Form(_q5_1, 32, 8, "minima"),
     _Kind.Q8_0: Form(_q8_0, 32, 8),
-    _Kind.Q2_K: Form(_q2_k, 16, 4, minima=True),
-    _Kind.Q3_K: Form(_q3_k, 16, 4, minima=True),
-    _Kind.Q4_K: Form(_q4_k, 32, 4, minima=True),
-    _Kind.Q5_K: Form(_q5_k, 32, 8, minima=True),
-    _Kind.Q6_K: Form(_q6_k, 16, 8, minima=True),
+    _Kind.Q2_K: Form(_q2_k, 16, 4, "blocks"),
+    _Kind.Q3_K: Form(_q3_k, 16, 4, "blocks"),
+    _Kind.Q4_K: Form(_q4_k, 32, 4, "blocks"),
+    _Kind.Q5_K: Form(_q5_k, 32, 8, "blocks"),
+    _Kind.Q6_K: Form(_q6_k, 16, 8, "minima"),  # of so many factors beside so many bits, bytes cost more than they save
 }
 """Types whose numbers the kernels have exactly."""
