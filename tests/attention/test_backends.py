@@ -11,6 +11,7 @@ from torch import Tensor
 
 from corellm.attention.backend import AttentionBackend, AttentionCall, AttentionMetadata, LayerCache
 from corellm.attention.cpu import CpuAttention
+from corellm.attention.distance_bias import DistanceBias
 from corellm.attention.reference import ReferenceAttention
 from corellm.attention.registry import select_backend
 from corellm.errors import ConfigError, ContractError
@@ -35,11 +36,12 @@ def plain_attention(
     visible: Tensor | None = None,
     sinks: Tensor | None = None,
     starts: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """The oracle, in float64 and written out: `query [n, H, D]` are the last n of the `keys [L, Hkv, D]` positions.
 
     `visible [n]` is how many keys each query sees, from `starts [n]` on whatever the window; `sinks [H]` one more score
-    of each head.
+    of each head; `bias [n, H, distances]` what is added to scores.
     """
     n, length = query.shape[0], keys.shape[0]
     groups = query.shape[1] // keys.shape[1]
@@ -49,6 +51,8 @@ def plain_attention(
     scores = scores if softcap is None else (scores / softcap).tanh() * softcap
     i = torch.arange(length - n, length)[:, None]
     j = torch.arange(length)[None]
+    if bias is not None:
+        scores += bias[torch.arange(n)[:, None], :, (i - j).clamp(0, bias.shape[-1] - 1)].permute(2, 0, 1)
     seen = (j <= i) if visible is None else j < visible.cpu()[:, None]
     if window is not None:
         within = j > i - window
@@ -99,6 +103,7 @@ def run(
     softcap: float | None = None,
     visible: str | None = None,
     with_sinks: bool = False,
+    bias: str | None = None,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> tuple[Tensor, Tensor]:
@@ -114,6 +119,8 @@ def run(
     cache = LayerCache(*(torch.full((*shape, size), torch.nan, dtype=dtype) for size in sizes))  # of earlier owners
     tables = np.zeros((len(lens), max(needed)), dtype=np.int64)
     sinks = torch.randn(kv_heads * groups, generator=generator).mul(2).to(dtype) if with_sinks else None
+    of_all = None if bias is None else torch.randn(1, kv_heads * groups, 9, generator=generator)
+    tables_of_tokens = []
     queries, keys, values, slots, seen, span_starts, want = [], [], [], [], [], [], []
     for row, ((n, length), blocks) in enumerate(zip(lens, needed, strict=True)):
         tables[row, :blocks] = [order.pop() for _ in range(blocks)]
@@ -131,7 +138,12 @@ def run(
         for known, of_query in zip((seen, span_starts), visible_lens(n, length, kind, generator), strict=True):
             known.append(of_query)
         uncut = span_starts[-1] if visible in UNCUT else None
-        want.append(plain_attention(q, k, v, 0.3, window, softcap, seen[-1], sinks, uncut))
+        table = of_all
+        if table is not None:
+            of_token = torch.randn(n, *table.shape[1:], generator=generator)
+            table = of_token if bias == "by token" else table.expand(n, -1, -1)
+            tables_of_tokens.append(table)
+        want.append(plain_attention(q, k, v, 0.3, window, softcap, seen[-1], sinks, uncut, table))
     query_lens, seq_lens = [n for n, _ in lens], [length for _, length in lens]
     outside = [
         n == 1 and (visible not in UNCUT or int(start[0]) == length - 1)
@@ -148,9 +160,11 @@ def run(
         visible_lens=torch.cat(seen).int() if visible else None,
         span_starts=torch.cat(span_starts).int() if visible in UNCUT else None,
     )
+    given = torch.cat(tables_of_tokens) if bias == "by token" else of_all
     call = AttentionCall(
-        torch.cat(queries), torch.cat(keys), torch.cat(values), 0.3, window, softcap=softcap, sinks=sinks
-    )
+        torch.cat(queries), torch.cat(keys), torch.cat(values), 0.3, window, None, softcap, sinks,
+        None if given is None else DistanceBias(given),
+    )  # fmt: skip
     return backend.forward(call, cache, metadata), torch.cat(want)
 
 
@@ -166,6 +180,7 @@ def run(
     softcap=st.sampled_from([None, 0.7]),
     visible=st.sampled_from([None, "spans", "uncut", "chance"]),
     with_sinks=st.booleans(),
+    bias=st.sampled_from([None, None, "by token", "of all"]),
     seed=st.integers(0, 2**16),
 )
 @settings(max_examples=120, deadline=None)
@@ -179,11 +194,15 @@ def test_equals_plain_attention(
     softcap: float | None,
     visible: str | None,
     with_sinks: bool,
+    bias: str | None,
     seed: int,
 ) -> None:
-    """Any mixture of decodes, whole and continued prompts, any head grouping, block size, window, cap, sinks, spans."""
+    """Any mixture of decodes, whole and continued prompts, any head grouping, block size, window, cap, sinks, spans.
+
+    With and without biases of distances, which there are fewer of than tokens.
+    """
     shapes = {"kv_heads": kv_heads, "groups": groups, "block_size": block_size}
-    asked = {"window": window, "softcap": softcap, "visible": visible, "with_sinks": with_sinks}
+    asked = {"window": window, "softcap": softcap, "visible": visible, "with_sinks": with_sinks, "bias": bias}
     got, want = run(backend(), lens, **shapes, **asked, seed=seed)
     torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-4)
 

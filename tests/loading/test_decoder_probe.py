@@ -234,7 +234,7 @@ def test_layers_that_forget_generated_tokens_are_refused(tmp_path: Path) -> None
 
     def probed() -> None:
         cpu = torch.device("cpu")
-        probe_decoder(decoder, WIDTH, torch.float32, cpu, max_len=64, softcaps=True, sinks=True)
+        probe_decoder(decoder, WIDTH, torch.float32, cpu, max_len=64, softcaps=True, sinks=True, biases=True)
 
     probed()
     decoder.config.layer_types = ["full_attention", "reference_sliding_attention"]
@@ -251,7 +251,14 @@ def test_heads_that_are_no_multiple_of_key_value_heads_are_refused(heads: int, k
     model: Any = load_transformers_model(transformers.LlamaForCausalLM, transformers.LlamaConfig(**given), config)
     with pytest.raises(CheckpointError, match=f"{heads} attention heads for {kv_heads} key/value heads"):
         probe_decoder(
-            model.get_decoder(), WIDTH, torch.float32, torch.device("cpu"), max_len=64, softcaps=True, sinks=True
+            model.get_decoder(),
+            WIDTH,
+            torch.float32,
+            torch.device("cpu"),
+            max_len=64,
+            softcaps=True,
+            sinks=True,
+            biases=True,
         )
 
 

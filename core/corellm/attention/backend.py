@@ -15,6 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from corellm.attention.distance_bias import DistanceBias
 from corellm.attention.graph import Graph
 from corellm.errors import ContractError
 
@@ -161,6 +162,8 @@ class AttentionCall:
     sinks: Tensor | None = None
     """`[num_heads]`: attention sinks, one more score in each head's softmax, neither scaled nor capped, of a key whose
     value is zero; None for none."""
+    bias: DistanceBias | None = None
+    """Added to scores by how far a key lies before its query; None for none."""
 
     def rotated(self) -> AttentionCall:
         """Return the call with rotary positions applied."""
@@ -168,7 +171,7 @@ class AttentionCall:
             return self
         query, key = self.rotary.rotate(self.query), self.rotary.rotate(self.key)
         return AttentionCall(
-            query, key, self.value, self.scale, self.sliding_window, softcap=self.softcap, sinks=self.sinks
+            query, key, self.value, self.scale, self.sliding_window, None, self.softcap, self.sinks, self.bias
         )
 
 
@@ -193,6 +196,8 @@ class AttentionBackend(ABC):
     """Whether `forward` heeds `visible_lens` and `span_starts`; without, models that need them are refused."""
     sinks: ClassVar[bool] = False
     """Whether `forward` adds attention sinks; without, it never gets them: models that have them are refused."""
+    biases: ClassVar[bool] = False
+    """Whether `forward` adds biases of distances; without, it never gets them: models that have them are refused."""
 
     @classmethod
     @abstractmethod

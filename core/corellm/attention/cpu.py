@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from corellm.attention.backend import AttentionBackend, AttentionCall, AttentionMetadata, LayerCache
-from corellm.attention.reference import attend, causal_mask
+from corellm.attention.reference import attend, biased, causal_mask
 
 _SCRATCH_BYTES = 8 << 20
 """Bytes of gathered keys and values per decode group; more would leave the processor's cache before use."""
@@ -26,6 +26,7 @@ class CpuAttention(AttentionBackend):
     softcaps = True
     two_way = True
     sinks = True
+    biases = True
 
     def __init__(self) -> None:
         self._metadata: AttentionMetadata | None = None
@@ -50,7 +51,7 @@ class CpuAttention(AttentionBackend):
             if len(keys) < metadata.seq_lens[i]:  # earlier chunks are in the cache
                 keys, values = _gather(cache, metadata.block_tables[i], metadata.seq_lens[i])
             seen = metadata.seen_by(slice(start, stop))
-            output[start:stop] = _attend_prefill(call, call.query[start:stop], keys, values, *seen)
+            output[start:stop] = _attend_prefill(call, slice(start, stop), keys, values, *seen)
         return output
 
     def _decode_groups(
@@ -87,7 +88,7 @@ class _DecodeGroup:
             mask &= positions >= lens[:, None] - window
         self.mask = None if bool(mask.all()) else mask[:, None, None]
         # Stale slots behind the sequence's end may hold NaN, which a mask does not remove: NaN times 0 is NaN.
-        self.behind = (positions >= lens[:, None]).flatten().nonzero().flatten()
+        self.behind, self.last = (positions >= lens[:, None]).flatten().nonzero().flatten(), lens.long() - 1
 
     def attend(self, call: AttentionCall, cache: LayerCache, output: Tensor) -> None:
         """Attend for the group's rows of the query and put the result into the same rows of `output`."""
@@ -103,8 +104,15 @@ class _DecodeGroup:
             for tensor in (cache.key, cache.value)
         )
         folded = call.query[self.rows].view(num_seqs, kv_heads, -1, head_size)
-        attended = attend(folded, keys, values, self.mask, call)
+        attended = attend(folded, keys, values, self.mask if call.bias is None else self._biased(call, folded), call)
         output[self.rows] = attended.reshape(num_seqs, -1, attended.shape[-1])
+
+    def _biased(self, call: AttentionCall, folded: Tensor) -> Tensor:
+        """Return what is added to the group's scores, of queries `folded`."""
+        assert call.bias is not None
+        pairs = call.bias.of_queries(self.rows).of_pairs(self.last, self.shape[1]).reshape(*folded.shape[:3], -1)
+        seen = torch.ones_like(pairs, dtype=torch.bool) if self.mask is None else self.mask
+        return pairs.masked_fill(~seen, float("-inf")).to(call.query.dtype)
 
 
 def _plan_decodes(
@@ -134,16 +142,16 @@ def _gather(cache: LayerCache, block_table: Tensor, seq_len: int) -> tuple[Tenso
 
 
 def _attend_prefill(
-    call: AttentionCall, query: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None, starts: Tensor | None
+    call: AttentionCall, own: slice, keys: Tensor, values: Tensor, visible: Tensor | None, starts: Tensor | None
 ) -> Tensor:
-    """Return attention of the last `len(query)` tokens of a sequence over all its tokens."""
-    query_len, seq_len, window = query.shape[0], keys.shape[0], call.sliding_window
+    """Return attention of a call's queries `own`, the last tokens of a sequence, over all its tokens."""
+    query_len, seq_len, window = own.stop - own.start, keys.shape[0], call.sliding_window
     is_causal = visible is None or torch.equal(visible, torch.arange(seq_len - query_len, seq_len).int() + 1)
-    groups = query.shape[1] // keys.shape[1]
-    heads_first = [x.transpose(0, 1) for x in (query, keys, values)]
+    groups = call.query.shape[1] // keys.shape[1]
+    heads_first = [x.transpose(0, 1) for x in (call.query[own], keys, values)]
     q, k, v = (x[None] if i == 0 else x.repeat_interleave(groups, dim=0)[None] for i, x in enumerate(heads_first))
-    is_plain = is_causal and call.softcap is None and call.sinks is None
+    is_plain = is_causal and call.softcap is None and call.sinks is None and call.bias is None
     if is_plain and query_len == seq_len and (window is None or window >= seq_len):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=call.scale)[0].transpose(0, 1)
-    mask = causal_mask(query_len, seq_len, window, query.device, None if is_causal else visible, starts)
-    return attend(q, k, v, mask, call)[0].transpose(0, 1)
+    mask = causal_mask(query_len, seq_len, window, keys.device, None if is_causal else visible, starts)
+    return attend(q, k, v, mask if call.bias is None else biased(call, own, mask), call)[0].transpose(0, 1)

@@ -83,12 +83,12 @@ def paged_attention(
     s_aux: Tensor | None = None,
     rotary: Rotary | None = None,
     paged: PagedStep | None = None,
-    **_: Any,
+    **more: Any,
 ) -> tuple[Tensor, None]:
     """Return attention of a transformers layer, `[1, num_tokens, num_heads, head_size]`, and no weights.
 
     The tensors are `[1, num_heads, num_tokens, head_size]`; `s_aux` are attention sinks. Fused layers leave rotation to
-    the backend, in `rotary`. What else layers may pass changes nothing: those for which it would are refused at load.
+    the backend, in `rotary`. Of `more` a `DistanceBias` matters: layers for which more would are refused at load.
     """
     if paged is None or attention_mask is not None:
         raise not_paged(module) if paged is None else _masked(module)
@@ -98,7 +98,7 @@ def paged_attention(
     if elsewhere is not None and key is elsewhere.keys:
         return elsewhere.attend(layer, query[0].transpose(0, 1), scale, softcap)[None], None
     query, key, value = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
-    call = AttentionCall(query, key, value, scale, sliding_window, rotary, softcap, s_aux)
+    call = AttentionCall(query, key, value, scale, sliding_window, rotary, softcap, s_aux, more.get("position_bias"))
     return paged.attend(layer, call)[None], None
 
 

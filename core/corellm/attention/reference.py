@@ -37,7 +37,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, cal
     """Return attention of `query [batch, heads, queries, head_size]`, scaled, capped and with sinks as the call says.
 
     Key/value heads may take the place of heads, with their query heads among the queries: each then has one query.
-    `mask` broadcasts to `[batch, heads, queries, keys]` and says what each query sees; None for everything.
+    `mask` broadcasts to `[batch, heads, queries, keys]` and says what each query sees, or is added to scores; or None.
     """
     if call.softcap is None and call.sinks is None:
         return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=call.scale)
@@ -45,12 +45,26 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, cal
     if call.softcap is not None:
         scores = call.softcap * torch.tanh(scores)
     if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
+        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
     if call.sinks is not None:
         sinks = call.sinks.view(query.shape[1], -1, 1).expand(*scores.shape[:-1], 1)
         scores = torch.cat([scores, sinks], dim=-1)
     weights = scores.softmax(-1, dtype=torch.float32)[..., : keys.shape[-2]]
     return weights.to(values.dtype) @ values
+
+
+def biased(call: AttentionCall, own: slice, mask: Tensor) -> Tensor:
+    """Return what is added to the scores of a sequence's last queries, `[num_heads, num_queries, seq_len]`.
+
+    Args:
+        call: one with a bias.
+        own: the queries.
+        mask: what each sees, `[num_queries, seq_len]`.
+    """
+    assert call.bias is not None
+    query_len, seq_len = mask.shape
+    pairs = call.bias.of_queries(own).of_pairs(torch.arange(seq_len - query_len, seq_len, device=mask.device), seq_len)
+    return pairs.transpose(0, 1).masked_fill(~mask, float("-inf")).to(call.query.dtype)
 
 
 class ReferenceAttention(AttentionBackend):
@@ -61,6 +75,7 @@ class ReferenceAttention(AttentionBackend):
     softcaps = True
     two_way = True
     sinks = True
+    biases = True
 
     @classmethod
     def unsupported(cls, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -79,8 +94,9 @@ class ReferenceAttention(AttentionBackend):
             keys = cache.key[blocks].flatten(0, 1)[:seq_len].transpose(0, 1).repeat_interleave(groups, dim=0)
             values = cache.value[blocks].flatten(0, 1)[:seq_len].transpose(0, 1).repeat_interleave(groups, dim=0)
             queries = call.query[start : start + query_len].transpose(0, 1)
-            seen = metadata.seen_by(slice(start, start + query_len))
-            mask = causal_mask(query_len, seq_len, call.sliding_window, output.device, *seen)
+            own = slice(start, start + query_len)
+            mask = causal_mask(query_len, seq_len, call.sliding_window, output.device, *metadata.seen_by(own))
+            mask = mask if call.bias is None else biased(call, own, mask)
             attended = attend(queries[None], keys[None], values[None], mask, call)
             output[start : start + query_len] = attended[0].transpose(0, 1)
             start += query_len

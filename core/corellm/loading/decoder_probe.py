@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from corellm.attention.distance_bias import DistanceBias
 from corellm.attention.paged import ATTENTION_NAME, not_paged
 from corellm.errors import CheckpointError, ContractError, CorellmError, raised_at
 from corellm.modelling.decoder_attention import recorded_attention
@@ -64,18 +65,20 @@ class DecoderProbe:
     Args:
         decoder: its class, or that of the model around it, for messages.
         max_len: positions that masks are looked at for.
-        softcaps, sinks: whether the attention backend caps scores, and adds attention sinks.
+        softcaps, sinks, biases: whether the attention backend caps scores, and adds sinks and biases of distances.
         device: of the decoder.
     """
 
-    def __init__(self, decoder: str, max_len: int, softcaps: bool, sinks: bool, device: torch.device) -> None:
+    def __init__(
+        self, decoder: str, max_len: int, softcaps: bool, sinks: bool, biases: bool, device: torch.device
+    ) -> None:
         self.layers: dict[int, LayerLayout] = {}
         self._keys_of: dict[int, Tensor] = {}
         self._rows: list[Tensor] = []
         """What layers pass to attention, of the last pass: `[..., num_tokens, head_size]`."""
         self._told: list[Tensor] = []
         """These rows of the pass that `run` returns, and its hidden states."""
-        self.decoder, self._softcaps, self._sinks = decoder, softcaps, sinks
+        self.decoder, self._softcaps, self._sinks, self._biases = decoder, softcaps, sinks, biases
         self._causal: set[tuple[StatedMask, int | None]] = set()
         """Masks that are causal within a window; most layers share one."""
         positions = torch.arange(max_len, device=device)
@@ -158,7 +161,9 @@ class DecoderProbe:
         Raises:
             CheckpointError: it does not.
         """
-        unknown = sorted(name for name in more.keys() - _HARMLESS if more[name] is not None and more[name] is not False)
+        has_bias = isinstance(more.get("position_bias"), DistanceBias)
+        known = _HARMLESS | {"position_bias"} if has_bias else _HARMLESS
+        unknown = sorted(name for name in more.keys() - known if more[name] is not None and more[name] is not False)
         if unknown:
             self.refuse(f"passes {', '.join(unknown)} to attention, which corellm does not compute")
         if softcap is not None and not self._softcaps:
@@ -168,6 +173,11 @@ class DecoderProbe:
         if sinks is not None and not self._sinks:
             self.refuse(
                 "has attention sinks, which this attention backend does not add (attention_backend='reference' does)"
+            )
+        if has_bias and not self._biases:
+            self.refuse(
+                "adds a bias for distances of tokens to attention, which this attention backend does not "
+                "(attention_backend='reference' does)"
             )
         if window is not None:
             index: Any = layer.layer_idx
@@ -211,6 +221,7 @@ def probe_decoder(
     max_len: int,
     softcaps: bool,
     sinks: bool,
+    biases: bool,
     probe_class: type[DecoderProbe] = DecoderProbe,
     stateful: Set[int] = frozenset(),
 ) -> tuple[dict[int, LayerLayout], Tensor]:
@@ -221,7 +232,7 @@ def probe_decoder(
         embedding_width: of the rows that it is given: an embedding, with what its layers take of a token behind it.
         dtype, device: of the model.
         max_len: longest sequence, for which masks are looked at.
-        softcaps, sinks: whether the attention backend caps scores, and adds attention sinks.
+        softcaps, sinks, biases: whether the attention backend caps scores, and adds sinks and biases of distances.
         probe_class: how the decoder is run, and what it may ask for.
         stateful: layers that keep a state which the engine holds; they may, but need not attend.
 
@@ -229,7 +240,7 @@ def probe_decoder(
         CheckpointError: it asks for more than the engine computes; says for what.
         ContractError: it never calls paged attention, or returns something else than hidden states.
     """
-    probe = probe_class(type(language_model).__name__, max_len, softcaps, sinks, device)
+    probe = probe_class(type(language_model).__name__, max_len, softcaps, sinks, biases, device)
     found = {id(c): c for module in language_model.modules() if (c := getattr(module, "config", None))}
     paged = [c for c in found.values() if getattr(c, "_attn_implementation", None) == ATTENTION_NAME]
     try:

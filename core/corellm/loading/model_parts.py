@@ -117,6 +117,7 @@ def load_weights(
             max_len=wanted_len(config, context),
             softcaps=backend.softcaps,
             sinks=backend.sinks,
+            biases=backend.biases,
             stateful=frozenset() if states is None else states.layers,
             probe_class=DecoderProbe if attended is None else attended.probe_class,
         )

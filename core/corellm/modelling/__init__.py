@@ -15,6 +15,8 @@ package imports no torch. The files, in reading order:
     given_hidden        a model whose inner model is skipped; `unused_layers` of vision towers
     checkpoint_files    whether a checkpoint's files are whole
     defaults            the core's implementations of hooks that call the model
+
+`DistanceBias`, in `corellm.attention`, is what layers may pass to attention as `position_bias`.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from corellm.attention.distance_bias import DistanceBias
     from corellm.modelling.configurations import item_token_ids, load_config
     from corellm.modelling.decoder_inputs import DecoderInputs, Front
     from corellm.modelling.defaults import text_decoder, transformers_class
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ComposedModel",
     "DecoderInputs",
+    "DistanceBias",
     "Front",
     "LayerInputs",
     "check_weights",
@@ -52,6 +56,7 @@ __all__ = [
 _HOMES = {
     "ComposedModel": "published",
     "DecoderInputs": "decoder_inputs",
+    "DistanceBias": ".attention.distance_bias",
     "Front": "decoder_inputs",
     "LayerInputs": "layer_inputs",
     "item_token_ids": "configurations",
@@ -73,4 +78,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -47,6 +47,7 @@ def probe(decoder: nn.Module) -> tuple[dict[int, LayerLayout], Tensor]:
         max_len=20,
         softcaps=True,
         sinks=True,
+        biases=True,
         probe_class=CrossAttentionProbe,
     )
 
@@ -150,6 +151,7 @@ def probe_mixed(decoder: nn.Module) -> dict[int, LayerLayout]:
         max_len=20,
         softcaps=True,
         sinks=True,
+        biases=True,
         probe_class=ItemStatesProbe,
     )[0]
 

@@ -35,6 +35,7 @@ class CompiledAttention(AttentionBackend):
     softcaps: ClassVar[bool] = True
     two_way: ClassVar[bool] = True
     sinks: ClassVar[bool] = True
+    biases: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self.make_graph = partial(RecordedPlan, PlanMemory())
@@ -80,6 +81,10 @@ class CompiledAttention(AttentionBackend):
         given.key_scale, given.value_scale = pointer(cache.key_scale), pointer(cache.value_scale)
         given.slots, given.visible, given.span_starts = slots.data_ptr(), pointer(visible), pointer(span_starts)
         given.sinks, given.sink_size = pointer(sinks), 0 if sinks is None else sinks.element_size()
+        bias = None if call.bias is None else call.bias.table.float().contiguous()
+        if bias is not None:
+            given.bias, given.distances = bias.data_ptr(), bias.shape[-1]
+            given.bias_stride = 0 if len(bias) == 1 else bias.stride(0)
         cos = sin = None
         if call.rotary is not None:
             cos, sin, sections = call.rotary.cos.contiguous(), call.rotary.sin.contiguous(), call.rotary.sections
@@ -92,6 +97,6 @@ class CompiledAttention(AttentionBackend):
         launch(
             "attention", (query.dtype, *quantized), given,
             query, key, value, cos, sin, cache.key, cache.value, slots, tables, lens, starts, visible,
-            span_starts, sinks, out,
+            span_starts, sinks, bias, out,
         )  # fmt: skip
         return out

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from corellm.attention.backend import AttentionCall, AttentionMetadata, LayerCache, Rotary
+from corellm.attention.distance_bias import DistanceBias
 from corellm.attention.reference import ReferenceAttention
 from corellm.errors import ContractError
 from corellm_kernels.cpu.backend import CompiledAttention
@@ -105,6 +106,10 @@ def test_int8_caches_are_near_the_exact_ones(options: dict[str, Any]) -> None:
     assert ((again - exact.key).abs() <= step_of_key * 0.51).all()
 
 
+BIAS = DistanceBias(torch.linspace(-3, 3, 40 * 100).sin().view(1, 40, 100).mul(2))
+"""Bias of up to 40 heads, by distances of up to 99 tokens."""
+
+
 def in_chunks(
     tokens: tuple[Tensor, Tensor, Tensor],
     cuts: Sequence[int],
@@ -139,7 +144,9 @@ def in_chunks(
 SHAPES = [(4, 64), (4, 20), (10, 64), (14, 64), (16, 20), (40, 64)]
 
 
-@pytest.mark.parametrize("options", [{}, {"sliding_window": 24}, {"softcap": 2.0}, {"sinks": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"sliding_window": 24}, {"softcap": 2.0}, {"sinks": True, "bias": True}], ids=str
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize(("heads", "size"), SHAPES)
@@ -153,7 +160,8 @@ def test_a_token_is_the_same_bits_in_any_chunk(
     step = Step(heads, 2, size, dtype)
     tokens = step.draw(300, heads, size), step.draw(300, 2, size), step.draw(300, 2, size)
     cached = torch.int8 if quantized else dtype
-    options = options if "sinks" not in options else {"sinks": SINKS[:heads]}
+    given = {"sinks": SINKS[:heads], "bias": DistanceBias(BIAS.table[:, :heads])}
+    options = {name: given.get(name, value) for name, value in options.items()}
     whole = in_chunks(tokens, [0, 300], cached, **options)
     for cuts in ([0, 299, 300], [0, 1, 150, 151, 300], [0, 64, 65, 130, 257, 260, 300], range(301)):
         assert torch.equal(in_chunks(tokens, cuts, cached, **options), whole)

@@ -25,8 +25,10 @@ _NUM_STATES = 3
 class CrossAttentionProbe(DecoderProbe):
     """Gets what layers pass to attention, be it to their own tokens or to states."""
 
-    def __init__(self, decoder: str, max_len: int, softcaps: bool, sinks: bool, device: torch.device) -> None:
-        super().__init__(decoder, max_len, softcaps, sinks, device)
+    def __init__(
+        self, decoder: str, max_len: int, softcaps: bool, sinks: bool, biases: bool, device: torch.device
+    ) -> None:
+        super().__init__(decoder, max_len, softcaps, sinks, biases, device)
         self._device = device
         self._stand_in = stand_in(device)
         self._written: dict[int, LayerLayout] = {}
@@ -108,6 +110,11 @@ class CrossAttentionProbe(DecoderProbe):
             return
         if sinks is not None:
             self.refuse("has attention sinks beside its encoder's states, which corellm does not add")
+        bias = more.get("position_bias")
+        if isinstance(bias, Tensor) and not bias.any():  # T5's attention to states adds zeros
+            more = {**more, "position_bias": None}
+        elif bias is not None:
+            self.refuse("adds a bias to its attention to its encoder's states, which corellm does not")
         super().check(layer, None, None, softcap, None, {**more, "is_causal": True})  # arguments and caps alone
         causal = getattr(layer, "is_causal", False) if more.get("is_causal") is None else more["is_causal"]
         if causal or window is not None or not (mask is None or self._sees_all(mask)):

@@ -29,6 +29,9 @@ struct AttentionArgs {
                                                  // null
     const void* sinks;                           // [heads]: one more score of each head, of a value of zero; or null
     int64_t sink_size;                           // bytes of one: 4 of a float, 2 of a bfloat16
+    const float* bias;                           // [tokens, heads, distances]: added to scores by how far before its
+                                                 // query a key lies; the last to all farther ones; or null
+    int64_t bias_stride, distances;              // bias_stride: of a token, 0 if all have the same
     void* out;                                   // [tokens, heads, value_size]
     int64_t out_stride, out_head_stride;
     int64_t tokens, seqs, heads, kv_heads, size, value_size, block_size, window;  // window: 0 for none

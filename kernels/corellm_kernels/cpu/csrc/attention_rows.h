@@ -248,6 +248,7 @@ template <class T, class C> struct Rows {
             if (PAIRED) s *= a.scale;
             if (sizeof(C) == 1) s *= load(factors.keys + i);
             if (a.softcap > 0) s = a.softcap * hyperbolic_tangent(s / a.softcap);
+            if (a.bias) s += bias(row, first + i);
             if (first + i + LANES > last + 1 || first + i < begin) {
                 Ints key = lane_numbers() + (int32_t)(first + i);
                 s = (key > (int32_t)last) | (key < (int32_t)begin) ? splat(-INFINITY) : s;
@@ -287,6 +288,15 @@ template <class T, class C> struct Rows {
     // A row's token, of those of the piece, and its head, of all.
     int64_t token(int64_t row) const { return row % of_one / piece.group; }
     int64_t head(int64_t row) const { return piece.head + row / of_one * heads_of_one + row % piece.group; }
+
+    // What is added to a row's scores with the keys from `key` on.
+    Floats bias(int64_t row, int64_t key) const {
+        int64_t token_of_all = a.starts[piece.seq] + piece.first + token(row), distance = position + token(row) - key;
+        const float* from = a.bias + token_of_all * a.bias_stride + head(row) * a.distances;
+        Floats some = {};
+        for (int64_t i = 0; i < LANES; i++) some[i] = from[std::clamp<int64_t>(distance - i, 0, a.distances - 1)];
+        return some;
+    }
 
     int64_t place(int64_t row, int64_t token_stride, int64_t head_stride) const {
         return (a.starts[piece.seq] + piece.first + token(row)) * token_stride + head(row) * head_stride;
