@@ -32,8 +32,8 @@ families` with a tiny random checkpoint, in the generic adapter,
   memory is so short that requests are preempted, by recompute and by swap, in blocks of 8, 16 and 32; with compiled
   kernels and with plain torch. Each setting was tried, not each with every other. Kinds of one architecture are tried
   with one checkpoint.
-- A model whose layers attend to tokens that an indexer chooses, and hand these to attention, passes for up to as many
-  tokens as it chooses (2,048 as published): those are all of them, and longer sequences are refused.
+- A model whose layers attend to tokens that an indexer chooses passes for up to as many tokens as it chooses (2,048 as
+  published): those are all of them, and longer sequences are refused.
 - *not beside*: no prompt may have both, as the model would embed the one otherwise beside the other.
 - *with* a library: with that library, which corellm does not install; transformers processes all videos by torchvision.
 - *its own plugin*: a distribution of this project serves it, and is tested there.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,9 @@ from numpy.typing import NDArray
 from corellm import LLM, SamplingParams
 from corellm.errors import CheckpointError, MediaError, PromptError
 from corellm_transformers.processors import read_processor
+from corellm_transformers.small_items import small_image
 from corellm_transformers.tiny import make_tiny_checkpoint
+from corellm_transformers.tiny.encoder_decoders import ENCODER_DECODERS
 
 RATE, TOKENS = 16_000, 8
 GERMAN, ENGLISH = ("<|startoftranscript|>", "<|de|>", "<|transcribe|>", "<|notimestamps|>"), "<|en|>"
@@ -151,16 +155,32 @@ def test_prompts_side_by_side_keep_their_positions(tmp_path: Path, architecture:
     assert len({tuple(tokens) for tokens in ours}) > 1
 
 
-@pytest.mark.parametrize(
-    ("architecture", "said"),
-    [
-        ("Pix2StructForConditionalGeneration", "adds a bias for each pair of positions to its attention"),
-        ("T5Gemma2ForConditionalGeneration", "attends to its own tokens and to its encoder's states in one sum"),
-    ],
-)
-def test_attention_that_is_not_computed_is_refused_with_the_reason(
-    tmp_path: Path, architecture: str, said: str
+@pytest.mark.parametrize("backend", [None, "cpu"])
+def test_a_decoder_with_biases_of_distances(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str | None
 ) -> None:
-    path = make_tiny_checkpoint(tmp_path, architecture=architecture)
-    with pytest.raises(CheckpointError, match=said):
+    """Pix2Struct's, for outputs that are longer than its largest distance, of few patches."""
+    kind = ENCODER_DECODERS["Pix2StructForConditionalGeneration"]
+    config = deepcopy(dict(kind.config))
+    config["text_config"] |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12}
+    monkeypatch.setitem(ENCODER_DECODERS, "Pix2StructForConditionalGeneration", replace(kind, config=config))
+    path = make_tiny_checkpoint(tmp_path, architecture="Pix2StructForConditionalGeneration")
+    model = transformers.Pix2StructForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
+    processor, patches = read_processor(path), {"max_patches": 24}
+    images = [small_image(seed) for seed in range(3)]
+    prompts = [{"prompt": "", "multi_modal_data": {"image": image}} for image in images]
+    params = SamplingParams(temperature=0, max_tokens=30, min_tokens=30)
+    with LLM(str(path), dtype="float32", attention_backend=backend, mm_processor_kwargs=patches) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    for output, image in zip(outputs, images, strict=True):
+        tensors = processor(images=image, **patches, return_tensors="pt")
+        theirs = model.generate(**tensors, max_new_tokens=30, min_new_tokens=30, do_sample=False)[0].tolist()
+        assert list(output.outputs[0].token_ids) == theirs[1:]
+    assert len({tuple(output.outputs[0].token_ids) for output in outputs}) > 1
+    assert len({*outputs[0].outputs[0].token_ids}) > 3
+
+
+def test_attention_that_is_not_computed_is_refused_with_the_reason(tmp_path: Path) -> None:
+    path = make_tiny_checkpoint(tmp_path, architecture="T5Gemma2ForConditionalGeneration")
+    with pytest.raises(CheckpointError, match="attends to its own tokens and to its encoder's states in one sum"):
         LLM(str(path), dtype="float32")

@@ -59,3 +59,18 @@ def test_angles_that_follow_the_number_of_positions() -> None:
     assert text.max_position_embeddings == 64
     limit_positions(config)
     assert text.max_position_embeddings == 64
+
+
+def test_numbers_that_configurations_say_otherwise() -> None:
+    """Blocks of tokens are chosen whole; of groups whose rest is never chosen no number of tokens is all of them."""
+    text: Any = SimpleNamespace(index_topk_blocks=4, index_block_size=16, max_position_embeddings=512)
+    config: Any = SimpleNamespace(model_type="some", get_text_config=lambda: text)
+    limit_positions(config)
+    assert text.max_position_embeddings == 64
+    text = SimpleNamespace(index_topk=32, index_kpool=4, index_kpool_always_select_tail=False, **vars(text))
+    del text.index_topk_blocks
+    limit_positions(config)
+    assert text.max_position_embeddings == 64
+    text.index_kpool_always_select_tail = True
+    limit_positions(config)
+    assert text.max_position_embeddings == 32

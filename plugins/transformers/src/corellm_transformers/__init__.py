@@ -223,11 +223,13 @@ class TransformersModel:
     def get_language_model(self, model: nn.Module) -> nn.Module:
         """Return the decoder, after the model's own forward pass was compared with what the engine will do."""
         from corellm_transformers.checks import check_model
+        from corellm_transformers.distance_biases import give_tables
         from corellm_transformers.forward import Forward
         from corellm_transformers.indexers import attend_to_all
 
         decoder: nn.Module = model.get_decoder()  # type: ignore[operator]
         attend_to_all(decoder)
+        give_tables(decoder)
         self._forward = Forward(model, decoder, self._family)
         check_model(self._forward)
         return decoder

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 _LIMIT = "max_position_embeddings"
 _MASK = "build_attention_mask_from_topk"
-"""The method by which some layers make a mask of what was chosen, and do not hand it on: they are left as they are."""
+"""The method by which some layers make a mask of what was chosen, and do not hand it on."""
 _FIXING = frozenset({"factor", "original_max_position_embeddings"})
 """What a configuration says of angles, so that they do not follow the number of positions."""
 _CHOSEN = "prev_topk_indices"
@@ -54,17 +54,27 @@ def attend_to_all(decoder: nn.Module) -> None:
     """Have a decoder's layers attend to all tokens, without their indexers."""
     if _num_chosen(decoder.config) is None:
         return
-    layer: Any
-    for layer in decoder.modules():
-        if hasattr(layer, "layer_idx") and hasattr(layer, "indexer") and not hasattr(layer, _MASK):
-            layer.indexer = None
-            if _CHOSEN in signature(layer.forward).parameters:
-                layer.register_forward_pre_hook(_choose_nothing, with_kwargs=True)
+    layers: list[Any] = [part for part in decoder.modules() if hasattr(part, "layer_idx") and hasattr(part, "indexer")]
+    for layer in layers:
+        layer.indexer = None
+        if _CHOSEN in signature(layer.forward).parameters:
+            layer.register_forward_pre_hook(_choose_nothing, with_kwargs=True)
+        if hasattr(layer, _MASK):
+            setattr(layer, _MASK, _mask_nothing)
+    if any(hasattr(layer, _MASK) for layer in layers):
+        decoder.register_forward_pre_hook(_without_masks, with_kwargs=True)
 
 
 def _num_chosen(text: Any) -> int | None:
-    """Return how many tokens the indexers of a decoder choose, by its configuration; None if there are none."""
-    chosen = getattr(text, "index_topk", None)
+    """Return how many tokens the indexers of a decoder choose, by its configuration; None if there are none.
+
+    Of some that choose groups of tokens, those of an incomplete group are never chosen: they cannot attend to all.
+    """
+    if getattr(text, "index_kpool", 1) > 1 and not getattr(text, "index_kpool_always_select_tail", False):
+        return None
+    chosen, groups = getattr(text, "index_topk", None), getattr(text, "index_topk_blocks", None)
+    if isinstance(groups, int):
+        chosen = groups * text.index_block_size
     return chosen if isinstance(chosen, int) else None
 
 
@@ -83,3 +93,13 @@ def _is_fixed(angles: Mapping[str, Any]) -> bool:
 def _choose_nothing(_: nn.Module, places: Any, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Say that a choice was made, which is none: layers ask whether it is None, and give it to attention."""
     return places, {**arguments, _CHOSEN: False}
+
+
+def _mask_nothing(**_: Any) -> None:
+    """Take the place of `_MASK`."""
+
+
+def _without_masks(decoder: nn.Module, places: Any, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Say that no type of layers needs a mask: a decoder makes one for its indexers, and gives it to all layers."""
+    types: Any = decoder.config.layer_types  # type: ignore[union-attr]
+    return places, {**arguments, "attention_mask": dict.fromkeys(types)}

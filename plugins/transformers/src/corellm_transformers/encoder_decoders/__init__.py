@@ -79,7 +79,9 @@ class EncoderDecoder:
         return most, item
 
     def _num_states(self, item: Any) -> int:
-        return self._outline.states(self._items.process(item, self.context.kwargs_for(self._items.modality)))[0]
+        """Return those of an item of the same shapes of which nothing is masked: another ratio may fill its patches."""
+        tensors = self._items.process(item, self.context.kwargs_for(self._items.modality))
+        return self._outline.states({name: value for name, value in tensors.items() if "mask" not in name})[0]
 
     # --- the processor ----------------------------------------------------------------------------------------------
 

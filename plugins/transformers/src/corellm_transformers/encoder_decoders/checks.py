@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from corellm.errors import CheckpointError
+from corellm_transformers.distance_biases import give_tables
 from corellm_transformers.encoder_decoders.items import Items
 from corellm_transformers.encoder_decoders.outline import Outline
 from corellm_transformers.encoder_decoders.passing import hand_on
@@ -21,6 +22,7 @@ from corellm_transformers.encoder_decoders.reading import (
     FAILURES,
     STATES,
     embeddings_given,
+    leave_out_logits,
     logits_of,
     not_run,
     share_embeddings,
@@ -55,6 +57,8 @@ class Reader:
             self._check_states(items, outline)
             self._check_embeddings()
             hand_on(decoder)
+            leave_out_logits(model, decoder)
+            give_tables(decoder)
             self._makes_logits_alone = self._has_plain_output_layer()
             if self._prepares:
                 take_prepared(decoder, self._width)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessor
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
@@ -26,6 +27,7 @@ from corellm.modelling import text_decoder, transformers_class
 from corellm_transformers.encoder_decoders.reading import (
     FAILURES,
     Encoded,
+    attentions_of,
     layers_of,
     not_run,
     share_embeddings,
@@ -85,7 +87,8 @@ class Outline:
     def _count(self, shapes: _Shapes) -> tuple[int, int]:
         given = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape, dtype in shapes}
         try:
-            made = states_given(self._model, self._decoder, given)
+            with _Undecided():
+                made = states_given(self._model, self._decoder, given)
         except FAILURES as error:
             raise not_run(self._model, error) from error
         return made.shape[0], made.shape[1]
@@ -184,18 +187,17 @@ class Outline:
 
 
 def _check_attention(decoder: nn.Module) -> None:
-    """Refuse biases of positions, and attention to tokens and states at once, before anything else fails of them.
+    """Refuse attention to tokens and states at once, before anything else fails of it.
 
     Raises:
-        CheckpointError: says which.
+        CheckpointError: it is that.
     """
-    reason = ""
-    if any(hasattr(part, "relative_attention_bias") for part in decoder.modules()):
-        reason = "adds a bias for each pair of positions to its attention"
-    elif all(sum(hasattr(part, "layer_idx") for part in layer.children()) == 1 for layer in layers_of(decoder)):
-        reason = "attends to its own tokens and to its encoder's states in one sum, in each layer"
-    if reason:
-        raise needs_plugin(f"{type(decoder).__name__} {reason}, which corellm does not compute", None)
+    if all(len(attentions_of(layer)) == 1 for layer in layers_of(decoder)):
+        raise needs_plugin(
+            f"{type(decoder).__name__} attends to its own tokens and to its encoder's states in one sum, in each "
+            "layer, which corellm does not compute",
+            None,
+        )
 
 
 _Shapes = tuple[tuple[str, torch.Size, torch.dtype], ...]
@@ -215,6 +217,15 @@ def _unmasked(tensors: Mapping[str, Any]) -> _Shapes:
         return shape if at is None else torch.Size([*shape[:at], lengths[shape[at]], *shape[at + 1 :]])
 
     return tuple((name, shortened(value.shape), value.dtype) for name, value in given if "mask" not in name)
+
+
+class _Undecided(TorchFunctionMode):
+    """Answers no where code asks for a value that there is none of, as whether a mask can be left out."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is Tensor.__bool__ and args[0].is_meta:
+            return False
+        return function(*args, **(kwargs or {}))
 
 
 class _Watch(LogitsProcessor):  # type: ignore[misc]  # transformers has no types

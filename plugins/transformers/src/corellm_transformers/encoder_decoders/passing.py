@@ -1,17 +1,19 @@
-"""Attention to states that its decoder layer gives none of the engine's arguments: it gets them all the same.
+"""Attention that gets none of the engine's arguments from the decoder or layer around it: it gets them all the same.
 
 Paged attention is told of a step by an argument of the decoder, which layers hand on to attention. Some hand it on to
-the attention to their own tokens only. Knows transformers' decoder layers; knows no model family.
+the attention to their own tokens only; those that have attention in parts of their own, as T5's do, to none. Knows
+transformers' decoders and their layers; knows no model family.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from corellm_transformers.encoder_decoders.reading import arguments_given, with_forward
+from corellm_transformers.encoder_decoders.reading import arguments_given, attentions_of, layers_of, with_forward
 
 _NAME = "paged"
 
@@ -23,10 +25,12 @@ def hand_on(decoder: nn.Module) -> None:
         ContractError: a layer does not run as decoder layers do.
     """
     width = decoder.get_input_embeddings().weight.shape[-1]  # type: ignore[operator]
-    for layer in next((part for part in decoder.children() if isinstance(part, nn.ModuleList)), ()):
-        attentions = [part for part in layer.children() if hasattr(part, "layer_idx")]
-        if len(attentions) == 2 and not _hands_on(layer, attentions[0], attentions[1], width):
-            _connect(layer, attentions[1])
+    for layer in layers_of(decoder):
+        attentions = attentions_of(layer)
+        if not any(part in attentions for part in layer.children()):
+            _connect(decoder, attentions)
+        elif len(attentions) == 2 and not _hands_on(layer, attentions[0], attentions[1], width):
+            _connect(layer, attentions[1:])
 
 
 @torch.inference_mode()
@@ -39,15 +43,16 @@ def _hands_on(layer: nn.Module, to_own: nn.Module, to_states: nn.Module, width: 
     return _NAME in arguments_given(without, to_states, **named)
 
 
-def _connect(layer: nn.Module, attention: nn.Module) -> None:
-    """Give an attention the argument that its layer gets."""
+def _connect(owner: nn.Module, attentions: Sequence[nn.Module]) -> None:
+    """Give attentions the argument that their layer or decoder gets."""
     noted: dict[str, Any] = {}
 
     def note(_: nn.Module, places: tuple[Any, ...], arguments: dict[str, Any]) -> None:
         noted[_NAME] = arguments.get(_NAME)
 
     def add(_: nn.Module, places: tuple[Any, ...], arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return places, {**arguments, _NAME: noted.pop(_NAME)}
+        return places, {**arguments, _NAME: noted.get(_NAME)}
 
-    layer.register_forward_pre_hook(note, with_kwargs=True)
-    attention.register_forward_pre_hook(add, with_kwargs=True)
+    owner.register_forward_pre_hook(note, with_kwargs=True)
+    for attention in attentions:
+        attention.register_forward_pre_hook(add, with_kwargs=True)

@@ -98,8 +98,17 @@ def layers_of(decoder: nn.Module) -> nn.ModuleList:
     return layers
 
 
+def attentions_of(layer: nn.Module) -> list[nn.Module]:
+    """Return the attention of a decoder's layer: to its own tokens, and to states."""
+    return [part for part in layer.modules() if part is not layer and hasattr(part, "layer_idx")]
+
+
 def logits_of(model: Any, decoder: nn.Module, hidden: Tensor) -> Tensor:
     """Return the logits `[num_sampled, vocab_size]` of hidden states `[num_sampled, hidden_size]`."""
+    head = model.get_output_embeddings()
+    if any(part is head for part in decoder.modules()):
+        made: Tensor = type(head).forward(head, hidden)  # its own may be left out, see `leave_out_logits`
+        return made
 
     def forward(*_: Any, **__: Any) -> BaseModelOutputWithPastAndCrossAttentions:
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden[None])
@@ -108,6 +117,17 @@ def logits_of(model: Any, decoder: nn.Module, hidden: Tensor) -> Tensor:
     given = with_forward(model, decoder, forward)
     logits: Tensor = given(encoder_outputs=nothing, decoder_inputs_embeds=hidden[None], use_cache=False).logits[0]
     return logits
+
+
+def leave_out_logits(model: Any, decoder: nn.Module) -> None:
+    """Have a decoder that makes logits itself return the hidden states that it would make them of."""
+    head = model.get_output_embeddings()
+    if any(part is head for part in decoder.modules()):
+        head.forward = _as_it_is
+
+
+def _as_it_is(hidden: Tensor) -> Tensor:
+    return hidden
 
 
 def with_forward(module: nn.Module, part: nn.Module, forward: Callable[..., Any]) -> nn.Module:

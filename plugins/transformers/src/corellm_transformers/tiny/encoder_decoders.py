@@ -94,6 +94,11 @@ ENCODER_DECODERS: dict[str, Kind] = {
         parts={"size": {"height": 64, "width": 64}},
         generation=_START,
     ),
+    "Pix2StructForConditionalGeneration": Kind(
+        config={part: {"d_kv": 16, "d_ff": 128, "num_heads": 4} for part in ("text_config", "vision_config")},
+        parts={"max_patches": 32},
+        generation=_START,
+    ),
     "PPFormulaNetForConditionalGeneration": Kind(
         config={
             "vision_config": {

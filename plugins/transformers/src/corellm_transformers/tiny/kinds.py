@@ -289,7 +289,15 @@ KINDS: Mapping[str, Kind] = {
     ),
     "Gemma4ForConditionalGeneration": _GEMMA4,
     "Glm5NextForConditionalGeneration": Kind(
-        config={"text_config": {"num_key_value_heads": 4, "head_dim": 0, "qk_rope_head_dim": 0, "linear_num_heads": 4}}
+        config={
+            "text_config": {
+                "num_key_value_heads": 4,
+                "head_dim": 0,
+                "qk_rope_head_dim": 0,
+                "linear_num_heads": 4,
+                "index_kpool": 4,
+            }
+        }
     ),
     "GlmAsrForConditionalGeneration": Kind(audio={"feature_size": 128}),
     "Glm46VForConditionalGeneration": Kind(config=_mrope(2, 3, 3)),
@@ -321,6 +329,7 @@ KINDS: Mapping[str, Kind] = {
         },
         parts={"size": {"height": 40, "width": 40}},
         more_tokens=("<|content_image|>", "<|content_audio_input|>"),
+        seed=1,
     ),
     "Kosmos2ForConditionalGeneration": Kind(
         processor_class="Kosmos2Processor",
@@ -589,8 +598,7 @@ KINDS: Mapping[str, Kind] = {
                 "layer_types": ["full_attention", "minimax_m3_sparse"],
                 "index_n_heads": 2,
                 "index_head_dim": 16,
-                "index_block_size": 16,
-                "index_topk_blocks": 2,
+                "index_block_size": 64,
                 "dense_intermediate_size": 128,
                 "shared_intermediate_size": 32,
             }
