@@ -84,6 +84,8 @@ def main() -> None:
         for number in range(1 + args.conversations):
             for name, llm in sides.items():
                 measured[name].append([*turns(llm, number)])
+    lengths = {name: [[turn[1] for turn in one] for one in of] for name, of in measured.items()}
+    assert lengths["with"] == lengths["without"], f"the answers differ: {lengths}"
     rows = []
     for turn in range(len(QUESTIONS)):
         best = {name: min(one[turn] for one in of[1:]) for name, of in measured.items()}  # the first warms up

@@ -16,6 +16,7 @@ from torch import Tensor
 from corellm import LLM, SamplingParams
 from corellm.sampling.sampler import Sampler
 from corellm.worker.model_runner import ModelRunner
+from corellm_recurrent import checking
 from corellm_recurrent.mixer import Mixer
 from corellm_recurrent.states import RecurrentStates
 from corellm_testing.tiny_text import make_tiny_checkpoint
@@ -41,6 +42,12 @@ _BY_TOKEN = ("JambaForCausalLM", "MambaForCausalLM", "FalconMambaForCausalLM")
 """Models without a prefix cache, as their layers go on from a state token by token."""
 _EXACT = ("Lfm2ForCausalLM", "whole")
 """A model whose layers give a token the same bits whatever runs beside it."""
+
+
+@pytest.fixture(autouse=True)
+def _short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that prompts as short as these have some."""
+    monkeypatch.setattr(checking, "_SEGMENT", 64)
 
 
 @pytest.fixture(scope="module")
