@@ -123,8 +123,8 @@ class Subject:
     ) -> ProcessedPrompt:
         """Return one request processed, by text or token ids, by `inputs` of `fresh` or by the engine's own."""
         key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
-        request = {key: prompt, "multi_modal_data": media or {}, "mm_processor_kwargs": kwargs or {}}
-        request["multi_modal_uuids"] = uuids
+        given = {"multi_modal_data": media or {}, "mm_processor_kwargs": kwargs or {}, "multi_modal_uuids": uuids or {}}
+        request = {key: prompt, **given}
         return (inputs or self.inputs).process(request)
 
     def embedding_token(self, modality: str) -> str:
