@@ -1,8 +1,9 @@
 """What each type of weights costs in precision, and gains in speed: one checkpoint in float32, bfloat16, int8 and int4.
 
-Precision is measured against transformers in float32: the error of the log-probabilities of all tokens at all text
-positions behind an image (root of the mean square), and how often the most likely token is the same. Speed is tokens
-per second of decoding, as medians over rounds in which the types take turns, and as ratios to bfloat16.
+Precision, also of what `corellm quantize` writes, is measured against transformers in float32: the error of the
+log-probabilities of all tokens at all text positions behind an image (root of the mean square), and how often the most
+likely token is the same. Speed is tokens per second of decoding, as medians over rounds in which the types take turns,
+and as ratios to bfloat16.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from torch import Tensor
 
 from corellm import LLM, SamplingParams
 from corellm_llava.tiny import make_tiny_checkpoint
+from corellm_quantization.writing.checkpoint import write_quantized
+from corellm_quantization.writing.choice import Wanted
 
 KINDS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
@@ -36,6 +39,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "float32, int4": {"dtype": "float32", "quantization": "int4"},
     "bfloat16, int4": {"dtype": "bfloat16", "quantization": "int4"},
 }
+WRITTEN = {
+    "8 bits": Wanted(bits=8),
+    "4 bits, zeros, some 8": Wanted(zeros=True, eight=["down_proj"]),
+    "4 bits, some 8": Wanted(eight=["down_proj"]),
+    "4 bits, zeros": Wanted(zeros=True),
+    "4 bits": Wanted(),
+}
+"""Checkpoints that `corellm quantize` writes."""
 BATCHES = (1, 8, 32)
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = ROOT / "plugins/llava/src/corellm_llava/demo"
@@ -103,6 +114,13 @@ def show_precision(path: Path) -> None:
     for name, options in KINDS.items():
         with LLM(str(path), max_num_seqs=4, **options) as llm:
             show(f"corellm, {name}", with_corellm(llm, requests))
+    with tempfile.TemporaryDirectory() as directory:
+        for name, wanted_bits in WRITTEN.items():
+            made = Path(directory, name)
+            written = write_quantized(str(path), made, wanted_bits)
+            with LLM(str(made), dtype="float32", max_num_seqs=4) as llm:
+                show(f"written, {name}", with_corellm(llm, requests))
+            print(f"{'':28}{written.bytes_after / 1e6:.2f} MB, before {written.bytes_before / 1e6:.2f} MB")
 
 
 def show_speed(path: Path, rounds: int, tokens: int) -> None:

@@ -50,6 +50,13 @@ def stated_gptq(**others: Any) -> dict[str, Any]:
     return {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False} | others
 
 
+MIXED = stated_compressed(4) | {
+    "format": "mixed-precision",
+    "config_groups": {
+        form: stated_compressed(bits, type=kind)["config_groups"]["group_0"] | {"format": form}
+        for form, bits, kind in (("pack-quantized", 4, "int"), ("float-quantized", 8, "float"))
+    },
+}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
 KINDS = {
     "gptq": Kind(partial(rounded, bits=4, group=32), partial(gptq, bits=4), stated_gptq()),
@@ -149,6 +156,7 @@ def test_packed_weights_are_kept_for_later_starts(
         (stated_compressed(4, strategy="block"), "strategy 'block'"),
         (stated_compressed(8, strategy="block", block_structure=[32, 32]), "integers in blocks of 32 x 32"),
         (stated_compressed(4) | {"config_groups": {}}, "0 kinds of layers"),
+        (MIXED, "2 kinds of layers; one can be read, or several of integers in 'pack-quantized'"),
         ({"quant_method": "bitsandbytes"}, "neither 'load_in_4bit' nor 'load_in_8bit'"),
     ],
 )

@@ -124,6 +124,14 @@ def _umask() -> int:
     return mask
 
 
+def test_words_of_another_number_of_bits_are_refused(written: Path) -> None:
+    found = published(json.loads((written / "config.json").read_text())["quantization_config"])
+    assert found is not None
+    _, tensors = next(layers(written))
+    with pytest.raises(CheckpointError, match=r"words of 32 bits for \d+ x \d+ integers of \[4, 8\] bits"):
+        found.read(tensors | {"weight_packed": tensors["weight_packed"][:, :-1]})
+
+
 def test_transformers_gives_the_same(written: Path) -> None:
     """Read by the package compressed-tensors: the same tokens and log-probabilities, up to sums in float32."""
     ours = output_of(written)

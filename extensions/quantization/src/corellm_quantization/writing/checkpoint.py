@@ -36,6 +36,7 @@ from corellm_quantization.writing.layout import Size, quantization_config
 SHARD_BYTES = 4 << 30
 _RELEASED_AT_ONCE = 1 << 28
 """So many bytes are read before their pages are given back."""
+_ROUNDED = (torch.float32, torch.bfloat16, torch.float16)
 _CONFIG = "config.json"
 _WEIGHTS = (
     "*.safetensors",
@@ -196,7 +197,7 @@ def _chosen(
         tensor: name.removesuffix(".weight")
         for tensor, name in parameters.items()
         if name.endswith(".weight") and name not in model.all_tied_weights_keys
-        and source.size(tensor).shape == known[name].shape
+        and source.size(tensor).dtype in _ROUNDED and source.size(tensor).shape == known[name].shape
     }  # fmt: skip
     return choose(model, decoder, model.get_output_embeddings(), set(layers.values()), wanted), layers
 
@@ -233,6 +234,7 @@ def _copy_others(source: Path, made: Path) -> None:
         return patterns(folder, names) | ({_CONFIG} if Path(folder) == source else set())
 
     shutil.copytree(source, made, dirs_exist_ok=True, ignore=left_out, copy_function=shutil.copyfile)
+    made.chmod(0o777 & ~_umask())  # not the source's, which may be read only, nor the user's alone
 
 
 @contextmanager
@@ -246,7 +248,6 @@ def _naming_the_target(target: Path) -> Iterator[None]:
 
 def _put(made: Path, target: Path) -> None:
     """Give the finished folder its name, and remove what had it."""
-    made.chmod(0o777 & ~_umask())  # `mkdtemp` makes it the user's alone
     if not target.exists():
         made.rename(target)
         return
