@@ -20,6 +20,8 @@ _COHERE = tuple(
         "nodiarize",
     )
 )  # fmt: skip
+_FEW_CHANNELS = {"encoder_config": {"subsampling_conv_channels": 16}}
+"""Of Parakeet's convolutions, which see each frame of the audio."""
 _START = {"decoder_start_token_id": "</s>"}
 
 ENCODER_DECODERS: dict[str, Kind] = {
@@ -57,10 +59,13 @@ ENCODER_DECODERS: dict[str, Kind] = {
         generation=_START,
     ),
     "CanaryForConditionalGeneration": Kind(
-        feature_extractor="ParakeetFeatureExtractor", audio={"feature_size": 128}, generation=_START
+        feature_extractor="ParakeetFeatureExtractor",
+        audio={"feature_size": 128},
+        config=_FEW_CHANNELS,
+        generation=_START,
     ),
     "CohereAsrForConditionalGeneration": Kind(
-        more_tokens=("▁", *_COHERE), audio={"feature_size": 128}, generation=_START
+        more_tokens=("▁", *_COHERE), audio={"feature_size": 128}, config=_FEW_CHANNELS, generation=_START
     ),
     "MoonshineStreamingForConditionalGeneration": Kind(
         feature_extractor="Wav2Vec2FeatureExtractor",
