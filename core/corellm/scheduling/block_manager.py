@@ -99,19 +99,19 @@ class BlockManager:
             blocks = blocks[: user.reusable(blocks)]
         return blocks
 
-    def are_coming(self, request: Request, num_cached_blocks: int, hashes: Container[bytes]) -> bool:
+    def are_coming(self, request: Request, computed_blocks: Sequence[int], hashes: Container[bytes]) -> bool:
         """Whether what a request lacks is about to be computed for others: then it waits, and shares it.
 
         Args:
             request: whose `get_computed_blocks` was called last.
-            num_cached_blocks: how many these were.
+            computed_blocks: what it returned.
             hashes: of the blocks that this step fills.
         """
         if any(user.are_coming(request, hashes) for user in self._users):
             return True
-        if not self.shares_any_block or num_cached_blocks >= self.max_cached_blocks(request):
+        if not self.shares_any_block or len(computed_blocks) >= self.max_cached_blocks(request):
             return False
-        return request.block_hashes[num_cached_blocks] in hashes
+        return request.block_hashes[len(computed_blocks)] in hashes
 
     def allocate(
         self, request: Request, num_new_tokens: int, computed_blocks: Sequence[int] = (), *, reserve: int = 0

@@ -316,8 +316,7 @@ class Scheduler:
                 break  # it needs at least one block: no need to look up its prefix
             computed_blocks = self.blocks.get_computed_blocks(self.waiting.peek())
             request = self.waiting.pop()
-            is_coming = self.blocks.are_coming(request, len(computed_blocks), step.prefix_hashes)
-            if is_coming or not request.part.is_ready(step):
+            if self.blocks.are_coming(request, computed_blocks, step.prefix_hashes) or not request.part.is_ready(step):
                 passed_over.append(request)
             elif not self._admit(request, computed_blocks, step):
                 passed_over.append(request)
