@@ -65,10 +65,10 @@ kernels: setup   ## compile the kernels for CPUs again, after their sources chan
 	$(BIN)/python -m corellm_kernels.cpu.build
 
 kernels-test: setup ## the tests of the CPU kernels without vector instructions, and under sanitizers (gcc)
-	CORELLM_CPU_KERNELS=plain $(BIN)/python -m pytest $(PARALLEL) tests/kernels/cpu tests/attention extensions/encoder_decoder/tests/test_cross_attention.py
+	CORELLM_CPU_KERNELS=plain $(BIN)/python -m pytest $(PARALLEL) tests/kernels/cpu tests/attention extensions/encoder_decoder/tests/test_cross_attention.py extensions/quantization/tests/test_rounding.py
 	$(BIN)/python -m corellm_kernels.cpu.build --sanitize $(if $(shell grep -m1 avx2 /proc/cpuinfo),avx2,plain) $(VENV)/sanitized.so
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=16 \
-	CORELLM_CPU_KERNELS=$(VENV)/sanitized.so $(BIN)/python -m pytest $(PARALLEL) tests/kernels/cpu tests/attention extensions/encoder_decoder/tests/test_cross_attention.py
+	CORELLM_CPU_KERNELS=$(VENV)/sanitized.so $(BIN)/python -m pytest $(PARALLEL) tests/kernels/cpu tests/attention extensions/encoder_decoder/tests/test_cross_attention.py extensions/quantization/tests/test_rounding.py
 
 browser-test: setup ## what `corellm inspect --html` writes, in headless Chromium
 	.ci/install-chromium

@@ -310,10 +310,11 @@ FOUR_BITS = """
 from corellm import LLM, SamplingParams
 from corellm.cli import main
 
-assert main(["quantize", "demo", "-o", "written"]) == 0
+llm = LLM("demo", quantization="int4")
 params = SamplingParams(max_tokens=4, ignore_eos=True)
-for llm in (LLM("written"), LLM("demo", quantization="int4")):
-    print("tokens:", len(llm.generate("A", params)[0].outputs[0].token_ids))
+print("tokens:", len(llm.generate("A", params)[0].outputs[0].token_ids))
+assert main(["quantize", "demo", "-o", "written"]) == 0
+print("tokens:", len(LLM("written").generate("A", params)[0].outputs[0].token_ids))
 """
 
 

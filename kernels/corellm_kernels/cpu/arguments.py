@@ -92,6 +92,27 @@ class PackGroupsArguments(Structure):
     ]
 
 
+class RoundGroupsArguments(Structure):
+    """Arguments of rounding a weight in groups, as `rounding.h` has them."""
+
+    _fields_ = [
+        ("weight", c_void_p),
+        ("stride", c_int64),
+        ("integers", c_void_p),
+        ("scales", c_void_p),
+        ("zeros", c_void_p),
+        ("n", c_int64),
+        ("k", c_int64),
+        ("group", c_int64),
+        ("shares", c_void_p),
+        ("num_shares", c_int64),
+        ("steps", c_float),
+        ("least", c_float),
+        ("dropped", c_int32),
+        ("symmetric", c_int32),
+    ]
+
+
 class NormArguments(Structure):
     """Arguments of a norm, as `norms.h` has them."""
 
@@ -203,6 +224,7 @@ class SampleArguments(Structure):
 ARGUMENTS: dict[str, type[Structure]] = {
     "linear": LinearArguments,
     "pack": PackArguments,
+    "round_groups": RoundGroupsArguments,
     "low_rank": LowRankArguments,
     "norm": NormArguments,
     "silu": ActivationArguments,

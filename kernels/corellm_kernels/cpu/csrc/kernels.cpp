@@ -7,6 +7,7 @@
 #include "linear.h"
 #include "low_rank.h"
 #include "norms.h"
+#include "rounding.h"
 #include "sampling.h"
 
 typedef void (*Kernel)(const void* args, Team& team);
@@ -53,6 +54,8 @@ const Named NAMED[] = {
     {"pack_int4_blocks", packing::run_grouped<4, linear::BLOCKS>, sizeof(PackGroupsArgs)},
     {"pack_int8_minima", packing::run_grouped<8, linear::MINIMA>, sizeof(PackGroupsArgs)},
     {"pack_int8_blocks", packing::run_grouped<8, linear::BLOCKS>, sizeof(PackGroupsArgs)},
+    {"round_groups_float32", rounding::run<float>, sizeof(RoundGroupsArgs)},
+    {"round_groups_bfloat16", rounding::run<bfloat16>, sizeof(RoundGroupsArgs)},
     {"norm_float32", norms::run<float, float>, sizeof(NormArgs)},
     {"norm_bfloat16", norms::run<bfloat16, bfloat16>, sizeof(NormArgs)},
     {"silu_float32", activations::run<float, activations::Silu>, sizeof(ActivationArgs)},
