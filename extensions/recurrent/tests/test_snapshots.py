@@ -16,7 +16,7 @@ from corellm.scheduling.batch import ScheduledBatch, SequenceChunk, StepResult
 from corellm.scheduling.request import Request, RequestStatus
 from corellm_recurrent.segments import calls
 from corellm_recurrent.snapshots import Snapshot, Snapshots
-from tests.scheduling.fake_worker import FakeWorker, make_request
+from tests.scheduling.fake_worker import FakeWorker, make_feature, make_request
 from tests.scheduling.simulation import Setup, Simulation, random_request, random_setup
 
 Call = tuple[int, int]
@@ -245,6 +245,21 @@ def test_no_snapshot_is_taken_from_who_reads_or_writes_it() -> None:
     simulation.update(batch, simulation.worker.execute(batch))
     simulation.run()
     assert simulation.ask(shared).num_cached_tokens == 8
+
+
+def test_items_that_do_not_fit_together_wait_for_no_one_who_came_later() -> None:
+    """Two in one segment, of more embeddings than the encoder cache holds, while others come again and again."""
+    simulation = States(Setup(block_size=2, encoder_capacity=6, num_blocks=200))
+    simulation.add(make_request("before", [9] * 5, max_tokens=6, ignore_eos=True))
+    simulation.step()
+    items = [make_feature("a", 2, 5), make_feature("b", 7, 5, item=1)]
+    request = make_request("items", [1, 2, *[0] * 10, 3, 4], items, max_tokens=2, ignore_eos=True)
+    simulation.add(request)
+    for number in range(20):
+        simulation.add(make_request(f"r{number}", [number] * 5, max_tokens=6, ignore_eos=True))
+        simulation.step()
+    assert request.status.is_finished
+    simulation.run()
 
 
 def test_other_salts_find_nothing() -> None:

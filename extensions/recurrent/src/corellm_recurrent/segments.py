@@ -50,13 +50,14 @@ class Segmented(PartAround):
     ) -> tuple[int, list[ItemSlice]]:
         """Return a chunk of whole segments: the first prompt of a step may exceed `wanted` to the end of one.
 
-        Only where nothing else runs, and a segment's items do not fit together, is it cut.
+        Only where a segment's items do not fit together, and nothing else runs or all others came later, is it cut:
+        others may come as long as it waits.
         """
         whole = self._whole(request, start, wanted, may_extend=not step.prefills)
         num_tokens, items = self.inner.chunk(request, start, whole, step, plan)
         if num_tokens < whole:  # an encoder has to wait
             whole = self._whole(request, start, num_tokens, may_extend=False)
-            if whole or not step.is_empty:
+            if whole or not (step.is_empty or request is step.running[0]):
                 num_tokens, items = self.inner.chunk(request, start, whole, step, plan)
         return num_tokens, items
 
