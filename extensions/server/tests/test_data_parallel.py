@@ -411,10 +411,10 @@ def test_requests_of_a_batch_are_done_again_once_an_engine_serves(monkeypatch: p
 class ScriptedLink:
     """An engine that has requests until it is told that it finished them, or ended."""
 
-    def __init__(self, has_ended: bool = False) -> None:
+    def __init__(self, has_ended: bool = False, *, is_full: bool = False) -> None:
         self.has: list[str] = []
         self.ended: list[str] = []
-        self.is_full, self.seconds_silent, self._has_ended = False, 0.0, has_ended
+        self.is_full, self.seconds_silent, self._has_ended = is_full, 0.0, has_ended
 
     @property
     def num_requests(self) -> int:
@@ -507,6 +507,25 @@ def test_a_suspect_waits_for_an_engine_without_requests_and_others_wait_for_it()
     engines.placing.drop("b")  # its client left; the engine may still have it
     engines.add("e")
     assert engines.has == [["b", "e"]]
+
+
+def test_a_request_that_waits_is_a_suspect_once_an_equal_one_was_in_an_engine_that_ended() -> None:
+    """It is given to no engine with others, and to none if it ends them."""
+    engines = Engines(ScriptedLink(is_full=True), ScriptedLink())
+    engines.add("x")
+    engines.links[0].is_full, engines.links[1].is_full = False, True
+    engines.add("a")
+    engines.links[0].is_full = True
+    for name in ("b", "c"):
+        engines.placing.add(Request(name, ProcessedPrompt(None, [*b"a"], []), SamplingParams(), None, 0.0))
+    engines.add("d")
+    engines.end(0)
+    assert engines.has == [["d"], ["x"]]
+    engines.finish("d")
+    assert engines.has == [["b"], ["x"]]
+    engines.end(0)
+    assert engines.has == [[], ["x"]]
+    assert engines.refused.keys() == {"c"}
 
 
 def test_the_last_of_several_engines_is_not_for_suspects() -> None:

@@ -109,6 +109,10 @@ class Placing:
         found = (self._prints.pop(request_id, None) for request_id in request_ids)
         prints = {one for one in found if one is not None}
         self._suspects.note(prints, is_alone=len(prints) == 1)
+        with self._changing:  # equal ones wait, too
+            for request in [one for one in self._ordinary if self._prints.get(one.request_id) in prints]:
+                self._ordinary.remove(request)
+                self._suspected.append(request)
         self.place()
 
     def place(self) -> None:
