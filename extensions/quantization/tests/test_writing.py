@@ -29,7 +29,7 @@ from corellm_llava.tiny import make_tiny_checkpoint
 from corellm_quantization import int4
 from corellm_quantization.published import published
 from corellm_quantization.rounding import BITS, grid_of_files, round_groups
-from corellm_quantization.writing.checkpoint import write_quantized
+from corellm_quantization.writing.checkpoint import _put, write_quantized
 from corellm_quantization.writing.choice import Wanted
 from corellm_quantization.writing.layout import Groups, Size, _packed
 from extensions.quantization.tests.oracle import greedy
@@ -201,6 +201,41 @@ def test_what_ends_early_leaves_nothing(tiny_llava: Path, tmp_path: Path, monkey
     with pytest.raises(CheckpointError, match="other cannot be written: No space left on device"):
         write_quantized(str(tiny_llava), tmp_path / "other", WANTED)
     assert [path.name for path in tmp_path.rglob("*")] == ["made", "config.json"]
+
+
+def test_what_came_to_the_folder_meanwhile_stays(tiny_llava: Path, tmp_path: Path) -> None:
+    """As of a second command that was faster."""
+    target = tmp_path / "made"
+
+    def overtake(done: int, total: int) -> None:
+        target.mkdir(exist_ok=True)
+        (target / "kept.txt").write_text("mine")
+
+    with pytest.raises(ConfigError, match=r"made is there already; .*--force"):
+        write_quantized(str(tiny_llava), target, WANTED, progress=overtake)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["kept.txt", "made"]
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), KeyboardInterrupt()], ids=["fails", "interrupted"])
+def test_a_checkpoint_that_could_not_be_replaced_stays(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, target = tmp_path / "unfinished", tmp_path / "made"
+    for folder in (made, target):
+        folder.mkdir()
+        (folder / "name").write_text(folder.name)
+    rename = Path.rename
+
+    def fails(path: Path, to: Path) -> Path:
+        if path == made:
+            raise error
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(type(error)):
+        _put(made, target)
+    assert (target / "name").read_text() == "made"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "unfinished"]
 
 
 def test_only_a_checkpoint_is_replaced_and_only_with_force(tiny_llava: Path, tmp_path: Path) -> None:

@@ -104,6 +104,7 @@ def write_quantized(
         _copy_others(located.path, made)
         stated["quantization_config"] = quantization_config(choice.written, list(choice.others))
         (made / _CONFIG).write_text(json.dumps(stated, indent=2), encoding="utf-8")  # last: until then it is none
+        _check_target(target, located.path, force=force)  # again: another may be there by now
         _put(made, target)
     return Written(source.num_bytes, sum((target / file).stat().st_size for file in files), choice)
 
@@ -247,13 +248,18 @@ def _naming_the_target(target: Path) -> Iterator[None]:
 
 
 def _put(made: Path, target: Path) -> None:
-    """Give the finished folder its name, and remove what had it."""
+    """Give the finished folder its name, and remove what had it, which gets it back if that fails."""
     if not target.exists():
         made.rename(target)
         return
     with tempfile.TemporaryDirectory(dir=made.parent, prefix=f".{target.name}-replaced-") as aside:
-        target.rename(Path(aside) / target.name)
-        made.rename(target)
+        replaced = Path(aside) / target.name
+        try:
+            target.rename(replaced)
+            made.rename(target)
+        finally:
+            if not os.path.lexists(target):
+                replaced.rename(target)
 
 
 def _umask() -> int:
