@@ -7,16 +7,18 @@ import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
 from compressed_tensors.quantization import QuantizationScheme
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoProcessor, LlavaForConditionalGeneration
 
 from corellm import LLM, SamplingParams
@@ -32,6 +34,7 @@ from corellm_quantization.rounding import BITS, grid_of_files, round_groups
 from corellm_quantization.writing.checkpoint import _put, write_quantized
 from corellm_quantization.writing.choice import Wanted
 from corellm_quantization.writing.layout import Groups, Size, _packed
+from corellm_transformers.tiny import make_tiny_checkpoint as make_generic_checkpoint
 from extensions.quantization.tests.oracle import greedy
 from tests.fixtures import random_image
 
@@ -238,7 +241,9 @@ def test_a_checkpoint_that_could_not_be_replaced_stays(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "unfinished"]
 
 
-def test_only_a_checkpoint_is_replaced_and_only_with_force(tiny_llava: Path, tmp_path: Path) -> None:
+def test_only_a_checkpoint_is_replaced_and_only_with_force(
+    tiny_llava: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = tmp_path / "made"
     target.mkdir()
     (target / "kept.txt").write_text("mine")
@@ -253,8 +258,21 @@ def test_only_a_checkpoint_is_replaced_and_only_with_force(tiny_llava: Path, tmp
     assert list(tmp_path.iterdir()) == [target]
     with pytest.raises(ConfigError, match="is the checkpoint itself, or has it inside"):
         write_quantized(str(tiny_llava), tiny_llava.parent, WANTED, force=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="a folder demo would be taken for the model demo from now on"):
+        write_quantized("demo", Path("demo"), WANTED)
     with pytest.raises(ConfigError, match="there is no directory"):
         write_quantized(str(tiny_llava), tmp_path / "not" / "there", WANTED)
+
+
+@pytest.mark.parametrize("architecture", ["Glm4vForConditionalGeneration", "WhisperForConditionalGeneration"])
+def test_models_of_the_generic_adapter_are_written(architecture: str, tmp_path: Path) -> None:
+    """Though it compares a model with its own forward pass, and there are no values yet: the decoder is rounded."""
+    source = make_generic_checkpoint(tmp_path / "source", architecture=architecture)
+    model: Any = getattr(transformers, architecture).from_pretrained(source)
+    inside = set(model.get_decoder().modules())
+    linears = {name for name, part in model.named_modules() if isinstance(part, nn.Linear) and part in inside}
+    assert set(write_quantized(str(source), tmp_path / "made", Wanted(bits=8)).choice.written) == linears
 
 
 @pytest.mark.parametrize(
@@ -263,8 +281,10 @@ def test_only_a_checkpoint_is_replaced_and_only_with_force(tiny_llava: Path, tmp
         ({"bits": 3}, "bits must be 4 or 8, got 3"),
         ({"group": 48}, "group must be one of 32, 64, 128, got 48"),
         ({"ignore": ["("]}, r"'\(' is no regular expression"),
-        ({"ignore": ["nowhere"]}, r"--ignore nowhere: found in the name of no linear layer .*; one is model\."),
-        ({"eight": ["vision_tower"]}, "--8-bits vision_tower: found in the name of no linear layer"),
+        ({"ignore": ["nowhere"]}, r"--ignore nowhere: found in the name of no linear layer; such a name is model\."),
+        ({"eight": ["vision_tower"]}, "--8-bits vision_tower: .* no linear layer that can be rounded; such a name is"),
+        ({"bits": 8, "zeros": True}, "zeros are for weights of 4 bits; leave them out with 8 bits"),
+        ({"bits": 8, "group": 32}, "group and zeros are for weights of 4 bits"),
         ({"ignore": ["."]}, "no linear layer of the decoder is left"),
         ({"group": 128, "ignore": ["down_proj"]}, r"no linear layer .* whole groups of 128"),
     ],

@@ -221,13 +221,18 @@ class TransformersModel:
 
     @hookimpl
     def get_language_model(self, model: nn.Module) -> nn.Module:
-        """Return the decoder, after the model's own forward pass was compared with what the engine will do."""
+        """Return the decoder, after the model's own forward pass was compared with what the engine will do.
+
+        A model without values, on the meta device, cannot be compared: it is asked for its decoder alone.
+        """
         from corellm_transformers.checks import check_model
         from corellm_transformers.distance_biases import give_tables
         from corellm_transformers.forward import Forward
         from corellm_transformers.indexers import attend_to_all
 
         decoder: nn.Module = model.get_decoder()  # type: ignore[operator]
+        if next(model.parameters()).is_meta:
+            return decoder
         attend_to_all(decoder)
         give_tables(decoder)
         self._forward = Forward(model, decoder, self._family)

@@ -44,12 +44,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )  # fmt: skip
     parser.add_argument(
         "--zeros", action="store_true",
-        help="they share a zero, too: less error, read by corellm and vLLM; not by transformers with "
-        "compressed-tensors 0.20",
+        help="weights of 4 bits that share a scale share a zero, too: less error; corellm and vLLM read it, "
+        "transformers with compressed-tensors 0.20 does not",
     )  # fmt: skip
     parser.add_argument(
         "--8-bits", dest="eight", metavar="PATTERN", action="append", default=[],
-        help="layers that get 8 bits, also the output layer (lm_head); may be repeated",
+        help="layers that get 8 bits; only so is the output layer (lm_head) rounded; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--ignore", metavar="PATTERN", action="append", default=[],

@@ -93,6 +93,8 @@ def write_quantized(
     if any("quantization_config" in part for part in (stated, stated.get("text_config") or {})):
         raise CheckpointError(f"{model} is quantized already; take the checkpoint that it was made of")
     _check_target(target, located.path, force=force)
+    if os.path.normpath(target) == model:
+        raise ConfigError(f"a folder {target} would be taken for the model {model} from now on; choose another name")
     with _naming_the_target(target), ExitStack() as stack:
         source = _Source(located.path, stack)
         choice, layers = _chosen(config, located, source, wanted)

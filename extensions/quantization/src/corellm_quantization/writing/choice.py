@@ -47,6 +47,8 @@ class Wanted:
             raise ConfigError(f"bits must be 4 or 8, got {self.bits!r}")
         if self.group not in GROUPS:
             raise ConfigError(f"group must be one of {', '.join(map(str, GROUPS))}, got {self.group!r}")
+        if self.bits != Groups.bits and (self.zeros or self.group != GROUP):
+            raise ConfigError("group and zeros are for weights of 4 bits; leave them out with 8 bits")
         for pattern in (*self.eight, *self.ignore):
             try:
                 re.compile(pattern)
@@ -108,8 +110,8 @@ def choose(
         for name, linear in names.items()
         if name in in_files and id(linear) in inside & plain and is_quantizable(linear)
     }
-    _require_found("--8-bits", wanted.eight, open_to)
-    _require_found("--ignore", wanted.ignore, names)
+    _require_found("--8-bits", wanted.eight, open_to, "linear layer that can be rounded")
+    _require_found("--ignore", wanted.ignore, names, "linear layer")
     layouts = {name: wanted.layout(name, is_output=linear is output) for name, linear in open_to.items()}
     written = {
         name: layout for name, layout in layouts.items() if layout is not None and layout.fits(names[name].in_features)
@@ -122,11 +124,11 @@ def choose(
     return Choice(written, [name for name in names if name not in written])
 
 
-def _require_found(option: str, patterns: Sequence[str], names: Mapping[str, nn.Module]) -> None:
+def _require_found(option: str, patterns: Sequence[str], names: Mapping[str, nn.Module], kind: str) -> None:
     for pattern in patterns:
         if not any(_found([pattern], name) for name in names):
             raise ConfigError(
-                f"{option} {pattern}: found in the name of no linear layer that has a weight of its own; one is "
+                f"{option} {pattern}: found in the name of no {kind}; such a name is "
                 f"{max(names, key=len, default='none')}"
             )
 

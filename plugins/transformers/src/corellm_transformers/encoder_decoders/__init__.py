@@ -209,12 +209,16 @@ class EncoderDecoder:
 
     @hookimpl
     def get_language_model(self, model: nn.Module) -> nn.Module:
-        """Return the decoder, after the model's own forward pass was compared with what the engine will do."""
+        """Return the decoder, after the model's own forward pass was compared with what the engine will do.
+
+        A model without values, on the meta device, cannot be compared: it is asked for its decoder alone.
+        """
         from corellm.modelling import text_decoder
         from corellm_transformers.encoder_decoders.checks import Reader
 
         decoder: nn.Module = text_decoder(model, self.context.hf_config)
-        self._reader = Reader(model, decoder, self._items, self._outline)
+        if not next(model.parameters()).is_meta:
+            self._reader = Reader(model, decoder, self._items, self._outline)
         return decoder
 
     @hookimpl
