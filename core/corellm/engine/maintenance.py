@@ -102,11 +102,14 @@ class AsyncMaintenance(ABC):
         """
 
     async def in_engine_of(self, prompt: ProcessedPrompt, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """As `in_engine`; of several engines with the one alone that requests with this prompt go to."""
+        """As `in_engine`, but of several engines only in the one that requests with this prompt go to."""
         return await self.in_engine(function, *arguments)
 
     def repeat_in_new_engines(self, name: str, function: Callable[..., Any], *arguments: Any) -> None:  # noqa: B027
-        """Have engines that are started later call a function as `in_engine` does, the last one given by a name."""
+        """Have engines that are started later call a function, as `in_engine` does, before they have requests.
+
+        Of several calls with one name the last one counts. Where there is a single engine, there is nothing to do.
+        """
 
     async def reset_prefix_cache(self) -> bool:
         """As `LLM.reset_prefix_cache`."""

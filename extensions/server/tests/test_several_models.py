@@ -242,7 +242,7 @@ def test_a_model_that_is_full_keeps_none_from_the_others(both: Running) -> None:
         ("model: x\nmodels: {a: {model: x}}", "model does not go with `models`"),
         ("served_model_name: x\nmodels: {a: {model: x}}", "served_model_name does not go with `models`"),
         ("enable_sleep_mode: true\nmodels: {a: {model: x}}", "enable_sleep_mode is for a server of one model"),
-        ("models: {a: {model: x, enable_sleep_mode: true}}", "enable_sleep_mode is the whole server's"),
+        ("models: {a: {model: x, enable_sleep_mode: true}}", "'a': enable_sleep_mode is for a server of one model"),
         ("models: {a: {model: x, served_model_name: b}, b: {model: x}}", "'b' names two models .* 'a' and of 'b'"),
         ("models: {a: {model: x, served_model_name: a}}", "'a' names two models .* 'a' and of 'a'"),
         ("models: {a: {model: x}, b: {model: x, enable_lora: true, lora_modules: [a=y]}}", "'a' names two"),

@@ -86,6 +86,6 @@ class Suspects:
         """
         if one in self and self._known.get(one, (False, 0.0))[0]:
             raise PromptError(
-                "an engine ended twice while it had this request, at last it alone, so it is refused for "
-                f"{REFUSED_SECONDS / 60:g} minutes; the server's log says how the engine ended"
+                "engines ended while they had this request, one of them while it had no other, so it is refused for "
+                f"{REFUSED_SECONDS / 60:g} minutes; the server's log says how they ended"
             )

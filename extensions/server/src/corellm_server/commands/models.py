@@ -26,6 +26,7 @@ _OF_A_MODEL = (
 """Options of a server that each of its models may have; the others are the gate's."""
 _OF_AN_ONLY_ONE = ("enable_sleep_mode", "allowed_weights_path", "allow_runtime_lora_updating")
 """Options with URLs that name no model."""
+_ALONE = " is for a server of one model; leave it out, or serve the model by itself"
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def configured_models(args: argparse.Namespace, offered: Sequence[type] = ()) ->
             raise ConfigError(f"{name} does not go with `models` of --config {args.config}; name it there, in a model")
     for name in _OF_AN_ONLY_ONE:
         if given.get(name):
-            raise ConfigError(f"{name} is for a server of one model; leave it out, or serve the model by itself")
+            raise ConfigError(f"{name}{_ALONE}")
     models = {}
     for name, own in _entries(args.config, named, offered):
         names = own.pop("served_model_name", ())
@@ -88,6 +89,8 @@ def _entries(path: str, named: Any, offered: Sequence[type]) -> Iterator[tuple[s
         if not isinstance(name, str) or not name or not isinstance(own, Mapping):
             raise ConfigError(f"{place} must be a name with options, like `chat: {{model: demo}}`; got {own!r:.100}")
         for option in own:
+            if str(option).replace("-", "_") in _OF_AN_ONLY_ONE:
+                raise ConfigError(f"{place}: {option}{_ALONE}")
             if str(option).replace("-", "_") in of_gate:
                 raise ConfigError(f"{place}: {option} is the whole server's; write it beside `models`")
         yield name, checked_options(place, own, (ServerOptions, *offered, *ENGINE_CONFIGS))

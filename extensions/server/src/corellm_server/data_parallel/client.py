@@ -94,7 +94,7 @@ class DataParallelLLM(ProcessLLM):
     async def in_engine(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
         """Call a function with each engine, as `ProcessLLM.in_engine` does; returns the result of the first one.
 
-        An engine that is started again later has not called it, but what `repeat_in_new_engines` was told.
+        An engine that is started again later has not called it; it calls what `repeat_in_new_engines` was given.
         """
         return next(iter((await self.in_engines(function, *arguments)).values()))
 
@@ -109,7 +109,10 @@ class DataParallelLLM(ProcessLLM):
         return next(iter((await self._result_of(future, call)).values()))
 
     def repeat_in_new_engines(self, name: str, function: Callable[..., Any], *arguments: Any) -> None:
-        """Have engines that are started again call a function, before they have requests; the last one of a name."""
+        """Have engines that are started again call a function, before they have requests.
+
+        Of several calls with one name the last one counts.
+        """
         self.group.repeated[name] = name_of(function), arguments
 
     if not TYPE_CHECKING:  # as `AsyncLLM` states them
