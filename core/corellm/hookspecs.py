@@ -704,7 +704,8 @@ def load_model(load_config: LoadConfig) -> nn.Module:
 def get_language_model(model: nn.Module) -> nn.Module:
     """Give the text decoder inside the model, which turns `inputs_embeds` and `position_ids` into hidden states.
 
-    Default: `model.get_decoder()`.
+    A model on the device `meta` has no values and is not run: its decoder is looked at alone. Default:
+    `model.get_decoder()`.
     """
 
 

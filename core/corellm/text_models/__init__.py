@@ -57,6 +57,8 @@ class TextModel:
     @hookimpl
     def get_language_model(self, model: nn.Module) -> None:
         """Refuse a decoder that needs more than embeddings, once its weights are there; the core's default finds it."""
+        if next(model.parameters()).is_meta:  # it has no values to be compared, and is not run
+            return
         from corellm.modelling import LayerInputs
         from corellm.text_models.embeddings import check_embeddings
 

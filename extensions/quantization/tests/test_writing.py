@@ -34,6 +34,7 @@ from corellm_quantization.rounding import BITS, grid_of_files, round_groups
 from corellm_quantization.writing.checkpoint import _put, write_quantized
 from corellm_quantization.writing.choice import Wanted
 from corellm_quantization.writing.layout import Groups, Size, _packed
+from corellm_testing import tiny_text
 from corellm_transformers.tiny import make_tiny_checkpoint as make_generic_checkpoint
 from extensions.quantization.tests.oracle import greedy
 from tests.fixtures import random_image
@@ -160,6 +161,19 @@ def test_it_is_the_model_that_is_rounded_when_it_is_loaded(
     at_load, from_files = (output_of(path, quantization="int4") for path in (tiny_llava, tmp_path / "made"))
     assert (from_files.token_ids, from_files.logprobs) == (at_load.token_ids, at_load.logprobs)
     assert finer.logprobs != at_load.logprobs
+
+
+def test_a_text_model_is_written_and_runs(tmp_path: Path) -> None:
+    """Its checks at load wait for values."""
+    source = tiny_text.make_tiny_checkpoint(tmp_path / "source")
+    write_quantized(str(source), tmp_path / "made", Wanted(bits=8))
+    first = []
+    for path in (source, tmp_path / "made"):
+        with LLM(str(path), dtype="float32") as llm:
+            output = llm.generate("hello world", PARAMS, use_tqdm=False)[0].outputs[0]
+            assert output.logprobs is not None
+            first.append((output.token_ids[0], output.logprobs[0][output.token_ids[0]].logprob))
+    assert first[1] == (first[0][0], pytest.approx(first[0][1], abs=0.1))
 
 
 def test_files_are_bounded(tiny_llava: Path, written: Path, tmp_path: Path) -> None:
