@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoProcessor, LlavaForConditionalGeneration
 
+import corellm_kosmos2.tiny
 from corellm import LLM, SamplingParams
 from corellm.cli import main
 from corellm.errors import CheckpointError, ConfigError
@@ -163,9 +164,18 @@ def test_it_is_the_model_that_is_rounded_when_it_is_loaded(
     assert finer.logprobs != at_load.logprobs
 
 
-def test_a_text_model_is_written_and_runs(tmp_path: Path) -> None:
-    """Its checks at load wait for values."""
-    source = tiny_text.make_tiny_checkpoint(tmp_path / "source")
+@pytest.mark.parametrize(
+    "make",
+    [
+        tiny_text.make_tiny_checkpoint,  # whose checks at load wait for values
+        corellm_kosmos2.tiny.make_tiny_checkpoint,  # whose code initializes weights of layers by their names
+    ],
+    ids=["text", "kosmos2"],
+)
+def test_text_models_and_models_that_name_their_layers_are_written_and_run(
+    make: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    source = make(tmp_path / "source")
     write_quantized(str(source), tmp_path / "made", Wanted(bits=8))
     first = []
     for path in (source, tmp_path / "made"):

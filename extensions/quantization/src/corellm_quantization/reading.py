@@ -67,6 +67,8 @@ class _PublishedLinear(nn.Module):
         self.in_features, self.out_features, self.dtype = linear.in_features, linear.out_features, linear.weight.dtype
         for name, tensor in tensors.items():
             self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
+        if "weight" not in tensors:
+            self.weight = torch.empty(0, device="cpu")  # models' own code may want to initialize it
 
 
 @register_quantizer(METHOD)
