@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_in
 from compressed_tensors.quantization import QuantizationScheme
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoProcessor, LlavaForConditionalGeneration
 
@@ -228,6 +229,19 @@ def test_what_ends_early_leaves_nothing(tiny_llava: Path, tmp_path: Path, monkey
     with pytest.raises(CheckpointError, match="other cannot be written: No space left on device"):
         write_quantized(str(tiny_llava), tmp_path / "other", WANTED)
     assert [path.name for path in tmp_path.rglob("*")] == ["made", "config.json"]
+
+
+def test_weights_are_those_that_are_loaded(tiny_llava: Path, written: Path, tmp_path: Path) -> None:
+    """Where one file has all, an index beside it names others, as one that was left when they were joined."""
+    source = shutil.copytree(tiny_llava, tmp_path / "source")
+    others = {name: torch.zeros_like(value) for name, value in load_file(source / "model.safetensors").items()}
+    save_file(others, source / "left.safetensors")
+    (source / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": dict.fromkeys(others, "left.safetensors")})
+    )
+    write_quantized(str(source), tmp_path / "made", WANTED)
+    assert (tmp_path / "made" / "model.safetensors").read_bytes() == (written / "model.safetensors").read_bytes()
+    assert output_of(source).token_ids == output_of(tiny_llava).token_ids
 
 
 def test_what_came_to_the_folder_meanwhile_stays(tiny_llava: Path, tmp_path: Path) -> None:

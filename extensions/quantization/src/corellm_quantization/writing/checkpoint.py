@@ -116,8 +116,9 @@ class _Source:
 
     def __init__(self, path: Path, stack: ExitStack) -> None:
         require_weights(path)
-        index = path / INDEX
-        names = sorted(set(read_json(index)["weight_map"].values())) if index.is_file() else ["model.safetensors"]
+        names = ["model.safetensors"]  # where it is there, transformers does not look at an index
+        if not (path / names[0]).is_file():
+            names = sorted(set(read_json(path / INDEX)["weight_map"].values()))
         self.num_bytes = sum((path / name).stat().st_size for name in names)
         self._files: dict[str, Any] = {}
         for name in names:
