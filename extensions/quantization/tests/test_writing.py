@@ -299,8 +299,14 @@ def test_only_a_checkpoint_is_replaced_and_only_with_force(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="a folder demo would be taken for the model demo from now on"):
         write_quantized("demo", Path("demo"), WANTED)
+    for nameless in (Path(), Path("..")):
+        with pytest.raises(ConfigError, match="name a folder inside"):
+            write_quantized(str(tiny_llava), nameless, WANTED, force=True)
     with pytest.raises(ConfigError, match="there is no directory"):
         write_quantized(str(tiny_llava), tmp_path / "not" / "there", WANTED)
+    monkeypatch.setattr(Path, "is_mount", lambda path: path == target)
+    with pytest.raises(ConfigError, match="made is a mount point"):
+        write_quantized(str(tiny_llava), target, WANTED, force=True)
 
 
 @pytest.mark.parametrize("architecture", ["Glm4vForConditionalGeneration", "WhisperForConditionalGeneration"])

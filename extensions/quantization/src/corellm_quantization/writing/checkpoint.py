@@ -217,6 +217,8 @@ def _without_values(context: Any) -> LoadConfig:
 def _check_target(target: Path, source: Path, *, force: bool) -> None:
     """Raise where nothing can be written, or something would be lost."""
     place = target.absolute()
+    if target.name in ("", "..") or place.is_mount():
+        raise ConfigError(f"{target} is a mount point, or no name that a folder can be given; name a folder inside")
     if not os.access(place.parent, os.W_OK):
         raise ConfigError(f"cannot write {target}: there is no directory {place.parent}, or it is not writable")
     resolved = target.resolve()
