@@ -64,3 +64,11 @@ def test_it_is_as_if_it_were_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert fresh[0].count('"imported": false') == 1
     assert (said.replace('"imported": true', '"imported": false'), error, status) == fresh
     assert said != fresh[0]
+
+
+def test_a_run_of_pytest_within_a_test_leaves_what_was_there(pytester: pytest.Pytester) -> None:
+    """Else processes that are started after it would be forked from warm ones that nobody ends."""
+    pytester.makepyfile("import subprocess\ndef test_one():\n    assert subprocess.Popen._execute_child.__closure__")
+    before = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+    pytester.runpytest_inprocess("-p", "tests.warm_starts", "-p", "no:cacheprovider").assert_outcomes(passed=1)
+    assert subprocess.Popen._execute_child is before  # type: ignore[attr-defined]

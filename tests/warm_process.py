@@ -108,8 +108,8 @@ class WarmProcess:
         return ours
 
 
-def fork_modules(warm: Mapping[str, WarmProcess], are_forked: Callable[[], bool] = lambda: True) -> None:
-    """Have `subprocess.Popen` fork `python -m MODULE` of these modules, for the rest of this process.
+def fork_modules(warm: Mapping[str, WarmProcess], are_forked: Callable[[], bool] = lambda: True) -> Callable[[], None]:
+    """Have `subprocess.Popen` fork `python -m MODULE` of these modules, until the function that is returned is called.
 
     Args:
         warm: the process that forks, by module.
@@ -140,7 +140,9 @@ def fork_modules(warm: Mapping[str, WarmProcess], are_forked: Callable[[], bool]
                 *(asked[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite"))
             )
 
+    before = subprocess.Popen._execute_child  # type: ignore[attr-defined]
     subprocess.Popen._execute_child = start  # type: ignore[attr-defined]
+    return lambda: setattr(subprocess.Popen, "_execute_child", before)
 
 
 def _module_and_arguments(args: Any) -> tuple[list[str], bool]:

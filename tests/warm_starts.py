@@ -51,9 +51,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if sys.platform == "linux":
         engines = WarmProcess(_IMPORTS, dict(os.environ), {"corellm": [ENGINE]})
         children = {name: WarmProcess([name, *imports]) for name, imports in _CHILDREN.items()}
-        fork_modules({ENGINE: engines, "corellm": engines, **children}, lambda: not _is_fresh)
         for warm in (engines, *children.values()):
             config.add_cleanup(warm.close)
+        # a run of pytest within a test has warm processes of its own: what starts after it must not use those
+        undo = fork_modules({ENGINE: engines, "corellm": engines, **children}, lambda: not _is_fresh)
+        config.add_cleanup(undo)
 
 
 @pytest.hookimpl(wrapper=True)
