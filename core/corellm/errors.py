@@ -47,6 +47,11 @@ from __future__ import annotations
 from typing import Any
 
 
+def install_hint(folder: str) -> str:
+    """Return the end of a message: the distribution in a folder of `extensions/`, and what installs it."""
+    return f"corellm-{folder.replace('_', '-')}; from a checkout: pip install ./extensions/{folder}"
+
+
 class CorellmError(Exception):
     """Base of every error corellm raises on purpose."""
 

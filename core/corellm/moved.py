@@ -96,9 +96,7 @@ def require(old: str, new: str) -> None:
     """
     distribution = new.partition(".")[0]
     if find_spec(distribution) is None:
-        from corellm.errors import MissingExtraError
+        from corellm.errors import MissingExtraError, install_hint
 
         folder = distribution.removeprefix("corellm_")
-        raise MissingExtraError(
-            f"{old} comes with corellm-{folder}, as {new}; from a checkout: pip install ./extensions/{folder}"
-        )
+        raise MissingExtraError(f"{old} is {new}, which comes with {install_hint(folder)}")

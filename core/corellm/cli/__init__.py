@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from corellm import __version__
 from corellm.cli import plugins, run
-from corellm.errors import CorellmError, PluginError
+from corellm.errors import CorellmError, PluginError, install_hint
 
 _DESCRIPTION = "Run multimodal language models; every model family is a plugin."
 _EXAMPLES = """\
@@ -57,7 +57,7 @@ class _Parser(argparse.ArgumentParser):
         hint = f"; did you mean {near[0]}?" if near else f"; choose from {', '.join(known)}"
         if isinstance(action, argparse._SubParsersAction):
             if folder := COMMANDS_OF_EXTENSIONS.get(value):
-                hint = f": it comes with corellm-{folder}; from a checkout: pip install ./extensions/{folder}"
+                hint = f": it comes with {install_hint(folder)}"
             raise argparse.ArgumentError(None, f"there is no command {value!r}{hint}")
         raise argparse.ArgumentError(action, f"invalid choice: {value!r}{hint}")
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from corellm.errors import ContractError
+from corellm.errors import ContractError, install_hint
 from corellm.plugin.extensions import call_extensions
 
 if TYPE_CHECKING:
@@ -52,10 +52,7 @@ DISTRIBUTIONS = MappingProxyType({"lora_request": "lora"})
 
 def way_out(key: str, otherwise: str) -> str:
     """Return the end of a message on a key that is not read: how to install what reads it, if that is known."""
-    if key not in DISTRIBUTIONS:
-        return otherwise
-    name = DISTRIBUTIONS[key]
-    return f"; it comes with corellm-{name}; from a checkout: pip install ./extensions/{name}"
+    return f"; it comes with {install_hint(DISTRIBUTIONS[key])}" if key in DISTRIBUTIONS else otherwise
 
 
 def find_prompt_keys(context: ModelContext) -> Mapping[str, PromptKey]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from corellm.errors import ConfigError, MissingExtraError
+from corellm.errors import ConfigError, MissingExtraError, install_hint
 from corellm.plugin.extensions import call_extensions
 from corellm.plugin.hook_callers import HookCallers, adapter_implements
 
@@ -134,10 +134,7 @@ def check_offered(context: ModelContext, hooks: HookCallers, use: ModelUse) -> N
         return
     if "generate" not in use.tasks:
         raise ConfigError(f"this model {kind}, which corellm runs to generate only; leave out runner")
-    raise MissingExtraError(
-        f"this model {kind}, which needs corellm-encoder-decoder; from a checkout: pip install "
-        "./extensions/encoder_decoder"
-    )
+    raise MissingExtraError(f"this model {kind}, which needs {install_hint('encoder_decoder')}")
 
 
 def _is_offer(result: Any) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from corellm.config import ModelConfig
-from corellm.errors import CheckpointError, ConfigError, MissingExtraError, PluginNotFoundError
+from corellm.errors import CheckpointError, ConfigError, MissingExtraError, PluginNotFoundError, install_hint
 from corellm.loading.missing_torchvision import way_out
 from corellm.loading.remote_code import no_questions
 from corellm.modelling.checkpoint_files import read_json
@@ -90,9 +90,7 @@ def _of_other_layout(path: Path, mmproj: str | None) -> Path | None:
         "offer_checkpoint", lambda offer: isinstance(offer, Path), path=path, mmproj=mmproj
     )
     if found is None and (path.suffix == ".gguf" or any(path.glob("*.gguf"))):
-        raise MissingExtraError(
-            f"{path}: GGUF files need corellm-quantization; from a checkout: pip install ./extensions/quantization"
-        )
+        raise MissingExtraError(f"{path}: GGUF files need {install_hint('quantization')}")
     return found
 
 

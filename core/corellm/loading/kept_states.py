@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
 
-from corellm.errors import MissingExtraError
+from corellm.errors import MissingExtraError, install_hint
 from corellm.plugin.extensions import call_extensions
 
 if TYPE_CHECKING:
@@ -88,8 +88,7 @@ def kept_states(modules: Mapping[str, nn.Module]) -> KeptStates | None:
     if found is None:
         name, module = next(iter(modules.items()))
         raise MissingExtraError(
-            f"{type(module).__name__} ({name}) keeps a state, which needs corellm-recurrent; from a checkout: "
-            "pip install ./extensions/recurrent"
+            f"{type(module).__name__} ({name}) keeps a state, which needs {install_hint('recurrent')}"
         )
     return found
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corellm.config import ModelConfig
-from corellm.errors import ConfigError, MissingExtraError, PluginConflictError, PluginNotFoundError
+from corellm.errors import ConfigError, MissingExtraError, PluginConflictError, PluginNotFoundError, install_hint
 from corellm.loading.checkpoint import read_architectures, resolve_checkpoint, resolve_tokenizer
 from corellm.loading.model_use import ModelUse
 from corellm.loading.recommended_sampling import recommended_sampling
@@ -74,9 +74,7 @@ def _use(config: ModelConfig, path: Path, architectures: tuple[str, ...]) -> Mod
     generating = {"runner": ("auto", "generate"), "convert": ("auto", "none"), "pooler_config": (None, {})}
     for name, values in generating.items():
         if (value := getattr(config, name)) not in values:
-            raise MissingExtraError(
-                f"{name}={value!r:.100} needs corellm-pooling; from a checkout: pip install ./extensions/pooling"
-            )
+            raise MissingExtraError(f"{name}={value!r:.100} needs {install_hint('pooling')}")
     return ModelUse()
 
 

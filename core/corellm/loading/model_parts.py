@@ -17,7 +17,7 @@ from torch import nn
 from corellm.attention.backend import AttentionBackend
 from corellm.attention.paged import ATTENTION_NAME, register_attention
 from corellm.config import EngineConfig
-from corellm.errors import ConfigError, MissingExtraError
+from corellm.errors import ConfigError, MissingExtraError, install_hint
 from corellm.hookspecs import LoadConfig, ModelContext
 from corellm.loading.attended_states import AttendedStates
 from corellm.loading.decoder_probe import DecoderProbe, probe_decoder
@@ -152,10 +152,7 @@ def _check_drafts(config: EngineConfig, parts: Sequence[StepPart], *, samples: b
     if not samples:
         raise ConfigError(f"speculative_config={wanted!r:.100}: the model generates no tokens; leave it out")
     if not any(part.most_drafts for part in parts):
-        raise MissingExtraError(
-            f"speculative_config={wanted!r:.100} needs corellm-speculative; from a checkout: pip install "
-            "./extensions/speculative"
-        )
+        raise MissingExtraError(f"speculative_config={wanted!r:.100} needs {install_hint('speculative')}")
 
 
 def replace_layers(
@@ -198,9 +195,7 @@ def find_quantization(config: EngineConfig) -> MakeQuantize | None:
         return None
     found: MakeQuantize | None = first_result("register_quantization", callable, name=name)
     if found is None:
-        raise MissingExtraError(
-            f"quantization={name!r} needs corellm-quantization; from a checkout: pip install ./extensions/quantization"
-        )
+        raise MissingExtraError(f"quantization={name!r} needs {install_hint('quantization')}")
     return found
 
 

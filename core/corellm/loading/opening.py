@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from corellm.config import EngineConfig
-from corellm.errors import CheckpointError, ConfigError, CorellmError, MissingExtraError, raised_at
+from corellm.errors import CheckpointError, ConfigError, CorellmError, MissingExtraError, install_hint, raised_at
 from corellm.fetch_settings import FetchSettings
 from corellm.frontend.input_processor import InputProcessor
 from corellm.frontend.prompt_key import NO_KEYS, PromptKey, find_prompt_keys, way_out
@@ -202,7 +202,5 @@ def _remote_media(settings: FetchSettings) -> Any:
     """
     fetching = first_result("offer_fetching", lambda offered: hasattr(offered, "load"), settings=settings)
     if fetching is None:
-        raise MissingExtraError(
-            "allowed_media_domains needs corellm-server; from a checkout: pip install ./extensions/server"
-        )
+        raise MissingExtraError(f"allowed_media_domains needs {install_hint('server')}")
     return fetching

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from corellm.errors import CheckpointError, ContractError
+from corellm.errors import CheckpointError, ContractError, install_hint
 from corellm.hookspecs import LoadConfig, ModelContext, hookimpl
 from corellm.modelling.checkpoint_files import require_weights
 from corellm.modelling.decoder_attention import attention_configs, set_attention
@@ -246,8 +246,7 @@ def _naming_what_is_missing(hf_config: Any) -> Iterator[None]:
         if (method := _stated_quantization(hf_config).get("quant_method")) not in _OF_CORELLM_QUANTIZATION:
             raise
         raise CheckpointError(
-            f"weights in {method} need corellm-quantization; from a checkout: pip install ./extensions/quantization "
-            f"(without it: {error})"
+            f"weights in {method} need {install_hint('quantization')} (without it: {error})"
         ) from error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Protocol
 
-from corellm.errors import MissingExtraError
+from corellm.errors import MissingExtraError, install_hint
 from corellm.media.pool import IMAGE_WORKER
 from corellm.plugin.extensions import call_extensions
 
@@ -42,7 +42,7 @@ def media_reader(what: str) -> MediaReader:
     """
     found = _offered()
     if found is None:
-        raise MissingExtraError(f"{what} needs corellm-media; from a checkout: pip install ./extensions/media")
+        raise MissingExtraError(f"{what} needs {install_hint('media')}")
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, Self, TypeVar, overload
 
-from corellm.errors import AbsentMethodError
+from corellm.errors import AbsentMethodError, install_hint
 from corellm.plugin.extensions import call_extensions
 
 _Result = TypeVar("_Result")
@@ -40,7 +40,4 @@ class CallOfExtension(Generic[_Result]):
 
     def absent(self) -> AbsentMethodError:
         """Return the error where no extension brings the method."""
-        return AbsentMethodError(
-            f"LLM.{self._name} comes with corellm-{self._folder}; from a checkout: pip install "
-            f"./extensions/{self._folder}"
-        )
+        return AbsentMethodError(f"LLM.{self._name} comes with {install_hint(self._folder)}")

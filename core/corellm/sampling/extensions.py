@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from corellm.errors import InvalidParameterError, RequestFailedError
+from corellm.errors import InvalidParameterError, RequestFailedError, install_hint
 from corellm.plugin.extensions import first_result, offers_by_name
 from corellm.sampling.constraint import Constraint, MakeConstraint
 from corellm.sampling.processing import LogitsProcessing, is_processing
@@ -35,8 +35,7 @@ class SamplingExtensions:
         """
         if self.processing is None:
             raise InvalidParameterError(
-                "logits_processors needs corellm-decoding; from a checkout: pip install ./extensions/decoding",
-                param="logits_processors",
+                f"logits_processors needs {install_hint('decoding')}", param="logits_processors"
             )
         self.processing.check(params)
 
@@ -60,8 +59,7 @@ class SamplingExtensions:
         make = self.makers.get(params.kind)
         if make is None and params.kind == STRUCTURED:
             raise InvalidParameterError(
-                "structured_outputs needs corellm-structured; from a checkout: pip install ./extensions/structured",
-                param="structured_outputs",
+                f"structured_outputs needs {install_hint('structured')}", param="structured_outputs"
             )
         if make is None:
             raise InvalidParameterError(

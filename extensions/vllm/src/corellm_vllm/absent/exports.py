@@ -14,7 +14,7 @@ from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
 
-from corellm.errors import AbsentNameError
+from corellm.errors import AbsentNameError, install_hint
 from corellm.known_fields import Absent
 from corellm_vllm.absent.names import MODULES, NAMES
 from corellm_vllm.absent.table import way_out
@@ -45,9 +45,7 @@ def exports(module: str, homes: Mapping[str, str] | None = None) -> Callable[[st
                 value = getattr(importlib.import_module(home), own or name)
             except ModuleNotFoundError as error:
                 folder = home.removeprefix("corellm_").partition(".")[0]
-                raise AbsentNameError(
-                    f"{name} comes with corellm-{folder}; from a checkout: pip install ./extensions/{folder}"
-                ) from error
+                raise AbsentNameError(f"{name} comes with {install_hint(folder)}") from error
             setattr(sys.modules[module], name, value)
             return value
         if name.startswith("_"):

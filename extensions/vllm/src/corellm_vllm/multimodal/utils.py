@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 
 from corellm.config import MultiModalConfig
-from corellm.errors import InvalidParameterError, MediaError, MissingExtraError
+from corellm.errors import InvalidParameterError, MediaError, MissingExtraError, install_hint
 from corellm.media.files import is_remote, read_url
 from corellm.media.image import load_image
 from corellm_vllm.absent.exports import exports
@@ -64,9 +64,7 @@ def _fetched(url: str) -> bytes:
         from corellm_server.fetching.remote_media import RemoteMedia
         from corellm_server.fetching.url import parse_url
     except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            "URLs are fetched by corellm-server; from a checkout: pip install ./extensions/server"
-        ) from error
+        raise MissingExtraError(f"URLs are fetched by {install_hint('server')}") from error
 
     messages = [{"role": "user", "content": [{"type": "image", "image": url}]}]
     target = parse_url(url)
