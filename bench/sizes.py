@@ -23,7 +23,7 @@ NAMES = {
     "encoder-decoders": r"(?i)encoder[- _]?decoder|encoder_?prompt|encoder_?states|max_states|num_states|"
     r"cross_?attend|cross_?attention",
     "spans": r"\b[Ss]pans?\b|_spans?\b|\bspans?_",
-    "blocks of windows": r"(?i)window_?blocks|window_layers|(?<!re)placed_|\bWindows\b|parts\.windows",
+    "blocks of windows": r"(?i)window_?blocks|window_layers|(?<!re)placed_|(?-i:\bWindows\b)|parts\.windows",
     "recurrent states": r"(?i)recurrent",
     "pooling": r"(?i)pooling|pooler",
 }
