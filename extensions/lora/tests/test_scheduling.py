@@ -265,6 +265,7 @@ def test_an_engine_that_is_started_again_keeps_what_the_others_keep(
     for number in (1, 3, 4):
         llm.remove_lora(number)
     shutil.rmtree(gone)
+    assert llm.add_lora(adapters[1])  # which was removed as this one was being started
     llm.in_engine(*call)  # as in a new engine
     assert llm.list_loras() == {1, 4}
     assert part_of(llm).pinned == {1}

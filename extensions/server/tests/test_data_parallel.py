@@ -321,18 +321,28 @@ def test_what_a_silent_engine_was_not_sent_goes_to_another(both: Running, monkey
 
 
 def test_a_prompt_that_ends_engines_is_refused(both: Running) -> None:
-    """At its third time; without any engine others have an error that asks for a new try, and then all serve again."""
+    """At its third time, also if a client leaves meanwhile; without any engine others have an error that asks for a new
+    try, and then all serve again.
+    """
     client, others = both.client(), user("another one")
     wanted = text_of(client, others, stream=False)
-    for _ in range(2):
+    for client_leaves in (False, True):
         stream = client.chat.completions.create(
             model="tiny", messages=user("deadly"), stream=True, **ENDLESS  # type: ignore[arg-type]
         )  # fmt: skip
         next(iter(stream))
         (number,) = [n for n, link in engines(both).group._links.items() if link.num_requests]
-        os.kill(engines(both).pids[number], signal.SIGKILL)
-        with pytest.raises(openai.APIError, match="ended while it had the request"):
-            list(stream)
+        pid = engines(both).pids[number]
+        if client_leaves:
+            os.kill(pid, signal.SIGSTOP)
+            stream.close()
+            wait_until(lambda: not engines(both)._streams)
+        os.kill(pid, signal.SIGKILL)
+        if client_leaves:
+            wait_until(lambda: pid not in engines(both).pids.values())  # noqa: B023
+        else:
+            with pytest.raises(openai.APIError, match="ended while it had the request"):
+                list(stream)
     with pytest.raises(openai.BadRequestError, match="engines ended while they had this request"):
         client.chat.completions.create(model="tiny", messages=user("deadly"), **ENDLESS)  # type: ignore[call-overload]
     told = both.post(CHAT, chat(others))  # engines may be there again
@@ -428,7 +438,6 @@ class ScriptedLink:
         self.has.append(request_id)
 
     def abort_request(self, request_id: str, *, silently: bool) -> None:
-        assert not silently
         self.ended.append(request_id)
 
 
@@ -438,7 +447,8 @@ class Engines:
     def __init__(self, *links: ScriptedLink, awaits_engines: bool = False) -> None:
         self.links: Any = dict(enumerate(links))
         self.refused: dict[str, str] = {}
-        self.placing = Placing(self.links, lambda: awaits_engines, self._refuse)
+        self.awaits_engines = awaits_engines
+        self.placing = Placing(self.links, lambda: self.awaits_engines, self._refuse)
 
     def _refuse(self, request: Request, error: Exception) -> None:
         self.refused[request.request_id] = str(error)
@@ -506,9 +516,35 @@ def test_a_suspect_waits_for_an_engine_without_requests_and_others_wait_for_it()
     assert engines.has == [["d"]]
     engines.finish("d")
     assert engines.has == [["b"]]
-    engines.placing.drop("b")  # its client left; the engine may still have it
+    engines.placing.drop("b")  # its client left; the engine may still end with it
     engines.add("e")
-    assert engines.has == [["b", "e"]]
+    assert engines.has == [["b"]]
+    engines.finish("b")
+    assert engines.has == [["e"]]
+
+
+def test_one_that_ends_engines_is_found_out_though_its_client_leaves() -> None:
+    """The engine may end with it as long as it has not said that it has ended; that it was aborted clears none."""
+    engines = Engines(ScriptedLink())
+    engines.add("a", "killer")
+    engines.placing.drop("killer")
+    engines.end(0)
+    engines.add("killer", "a")
+    assert engines.has == [["killer"]]
+    engines.placing.abort("killer")
+    engines.finish("killer")
+    engines.finish("a")
+    engines.add("killer", "b")
+    assert engines.has == [["killer"]]  # still a suspect
+    engines.placing.drop("killer")
+    engines.end(0)
+    with pytest.raises(PromptError, match="had this request, one of them while it had no other"):
+        engines.add("killer")
+    engines.add("c", "a")
+    assert engines.has == [["a", "c"]]
+    engines.placing.drop("c")
+    engines.finish("a", "c")
+    assert not any((engines.placing._prints, engines.placing._left, engines.placing._to_abort))
 
 
 def test_a_request_that_waits_is_a_suspect_once_an_equal_one_was_in_an_engine_that_ended() -> None:
@@ -546,12 +582,12 @@ def test_no_suspect_goes_to_an_engine_that_may_hang_in_what_was_aborted() -> Non
     engines = Engines(ScriptedLink())
     engines.add("a")
     engines.end(0)
-    engines.links[0].seconds_silent = 5.0
+    engines.add("b")
+    engines.placing.drop("b")
     engines.add("a")
-    assert engines.has == [[]]
+    assert engines.has == [["b"]]
     assert engines.placing.num_waiting == 1  # so that it is ended, if it does
-    engines.links[0].seconds_silent = 0.0
-    engines.placing.place()
+    engines.finish("b")
     assert engines.has == [["a"]]
 
 
@@ -564,6 +600,27 @@ def test_no_request_goes_to_an_engine_that_may_hang_while_another_one_is_full() 
     engines.links[1].seconds_silent = 60.0
     engines.placing.place()
     assert engines.has == [["a"], []]
+
+
+def test_requests_that_wait_are_run_in_an_engine_that_is_started_again() -> None:
+    """They had no part in the end of the only one; those that it had are told."""
+    engines = Engines(ScriptedLink(), awaits_engines=True)
+    engines.add("a", "b")
+    link = engines.links.pop(0)
+    engines.placing.note_end(link.has)
+    with pytest.raises(EngineLostError, match="no engine serves now"):
+        engines.add("a")
+    engines.links[0] = ScriptedLink(is_full=True)
+    engines.add("c", "d")
+    engines.add("a")
+    engines.placing.drop("d")
+    engines.links.clear()
+    engines.placing.place()
+    engines.links[0], engines.awaits_engines = ScriptedLink(), False
+    engines.placing.place()
+    assert (engines.has, engines.refused) == ([["c"]], {})
+    engines.finish("c")
+    assert engines.has == [["a"]]
 
 
 def test_requests_that_wait_are_told_that_no_engine_is_left() -> None:
@@ -595,6 +652,16 @@ def test_a_request_that_waits_is_aborted_by_the_engine_that_gets_it() -> None:
     engines.placing.place()
     assert engines.has == [["a"]]
     assert full.ended == ["a"]
+
+
+def test_a_request_that_is_aborted_as_it_changes_engines_is_aborted_by_the_next_one() -> None:
+    """While none has it, and it waits for none."""
+    engines = Engines(ScriptedLink())
+    engines.add("a")
+    request = Request("a", ProcessedPrompt(None, [*b"a"], []), SamplingParams(), None, 0.0)
+    engines.placing.abort("a")
+    engines.placing.add_again(request)  # which the one before gave back
+    assert engines.links[0].ended == ["a"]
 
 
 def test_a_client_that_leaves_as_its_request_changes_engines_ends_it() -> None:
@@ -644,7 +711,7 @@ def test_suspects_are_those_that_no_engine_finished(monkeypatch: pytest.MonkeyPa
 
 
 def test_an_engine_that_is_started_again_calls_what_the_others_have_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before it has requests; of one name the last call only."""
+    """Before it has requests; of one name the last call only. Also one of which it is told later."""
     told: list[Any] = []
     link = SimpleNamespace(
         wait_until_ready=lambda: told.append("ready"), start_reading=lambda *_: told.append("serves"),
@@ -659,6 +726,8 @@ def test_an_engine_that_is_started_again_calls_what_the_others_have_called(monke
         DataParallelLLM.repeat_in_new_engines(client, "adapters", plain_metrics, *arguments)
     engines._start_again(0, 0.0)
     assert told == ["ready", (name_of(plain_metrics), (2, "a")), "serves"]
+    DataParallelLLM.repeat_in_new_engines(client, "adapters", plain_metrics, 3)  # of a call before it served
+    assert told[3:] == [(name_of(plain_metrics), (3,))]
 
 
 def test_an_engine_that_ends_soon_is_always_tried_again() -> None:

@@ -26,7 +26,15 @@ from corellm.engine.process.link import EngineLink
 from corellm.engine.process.messages import Delta, Outputs
 from corellm.engine.process.remote_engine import RemoteEngine
 from corellm.engine.process.tensors import TensorMemory, map_memory, restore
-from corellm.errors import ConfigError, ContractError, CorellmError, ItemLimitError, ProcessingError, RequestFailedError
+from corellm.errors import (
+    ConfigError,
+    ContractError,
+    CorellmError,
+    EngineDeadError,
+    ItemLimitError,
+    ProcessingError,
+    RequestFailedError,
+)
 from corellm.frontend.input_processor import ProcessedPrompt
 from corellm.loading.model_use import ModelUse
 from corellm.multimodal.nested import same_values
@@ -61,6 +69,21 @@ def test_a_request_that_ends_while_it_is_aborted(channels: tuple[Channel, Channe
     link.abort_request("a", silently=True)
     link.abort_request("a", silently=True)
     assert not link._requests
+
+
+def test_an_engine_has_a_request_that_no_one_reads_until_it_says_otherwise() -> None:
+    """It may be what the engine hangs in, or ends with."""
+    link = EngineLink.__new__(EngineLink)
+    sent: list[Any] = []
+    link._process = SimpleNamespace(channel=SimpleNamespace(send=lambda *data: sent.append(data)))  # type: ignore[assignment]
+    in_flight: Any = SimpleNamespace(output=lambda delta: SimpleNamespace(request_id=delta.request_id))
+    link._requests, link._calls = dict.fromkeys("ab", in_flight), {}
+    for name in "ab":
+        link.abort_request(name, silently=True)
+    assert (link.num_requests, len(sent)) == (2, 2)
+    link._deliver(Outputs(1, [Delta("a", [], True)]), lambda outputs: None)
+    assert link.num_requests == 1
+    assert [output.request_id for output in link.fail_requests(lambda: EngineDeadError("it ended"))] == ["b"]
 
 
 @st.composite

@@ -85,7 +85,7 @@ class EngineLoop:
         if isinstance(message, Add):
             self._add(message, file)
         elif isinstance(message, Abort):
-            self._engine.abort_request(message.request_id, silently=message.silently)
+            self._engine.abort_request(message.request_id)
         elif isinstance(message, Call):
             self._channel.send(self._call(message))
 

@@ -57,7 +57,7 @@ class Link(Protocol):
         """Send a request."""
 
     def abort_request(self, request_id: str, *, silently: bool) -> None:
-        """End a request now, if there is one of this id."""
+        """End a request now, if there is one of this id; silently: no one reads its outputs, of which some may come."""
 
     def call(self, future: Future[Any], function: str, arguments: Sequence[Any]) -> None:
         """Have a function called between two steps; the future gets the result."""
@@ -159,12 +159,15 @@ class EngineLink:
                 os.close(file)
 
     def abort_request(self, request_id: str, *, silently: bool) -> None:
-        """End a request now, if there is one of this id; of a process that ended, there is nothing to end."""
+        """End a request now, if there is one of this id; of a process that ended, there is nothing to end.
+
+        Until the engine says that it has ended it is one of its requests, also if no one reads its outputs: it may be
+        what the engine hangs in.
+        """
         # at any moment the thread that reads may find that it has finished
-        request = self._requests.pop(request_id, None) if silently else self._requests.get(request_id)
-        if request is not None:
+        if request_id in self._requests:
             with contextlib.suppress(EngineDeadError):
-                self._send(messages.encode(Abort(request_id, silently)))
+                self._send(messages.encode(Abort(request_id)))
 
     def call(self, future: Future[Any], function: str, arguments: Sequence[Any]) -> None:
         """Have the engine's process call a function between two steps; the future gets the result.
@@ -262,7 +265,7 @@ class EngineLink:
         for delta in message.deltas:
             request = self._requests.get(delta.request_id)
             if request is None:
-                continue  # aborted meanwhile
+                continue  # sending it failed
             if delta.finished:
                 self._requests.pop(delta.request_id, None)
             outputs.append(request.output(delta))

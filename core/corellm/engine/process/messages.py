@@ -69,10 +69,9 @@ class Add(_Message):
 
 
 class Abort(_Message):
-    """End a request now."""
+    """End a request now: its last delta says so."""
 
     request_id: str
-    silently: bool
 
 
 class Call(_Message):

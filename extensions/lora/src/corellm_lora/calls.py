@@ -130,8 +130,10 @@ def _as_it_is(engine: LLMEngine, result: bool) -> _Changed:
 
 
 def _restore(engine: LLMEngine, held: Mapping[int, Mapping[str, str]], pinned: Sequence[int]) -> None:
-    """Add and pin what other engines have; what cannot be read any more is left out, as its requests tell of it."""
+    """Have what other engines have; what cannot be read any more is left out, as its requests tell of it."""
     adapters = _adapters(engine)
+    for number in adapters.held.keys() - held.keys():
+        adapters.drop(number)
     for number, adapter in held.items():
         try:
             adapters.hold(number, adapter)

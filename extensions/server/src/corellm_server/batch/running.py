@@ -64,15 +64,13 @@ async def finish(app: ASGIApp, client: EngineClient, request: BatchRequest) -> F
         request = await asyncio.to_thread(request.load)
     if request.wrong is not None:
         return of_wrong_line(request, is_told=was_wrong)
-    reply = await post(app, request.url, request.body)
-    for _ in range(_MOST_TRIES - 1):
-        failure = reply.exchange.failure
-        if failure is None or failure.code != "engine_lost":
-            break
+    for _ in range(_MOST_TRIES):
         while client.dead is None and math.isinf(client.seconds_silent):
             await asyncio.sleep(_PAUSE_SECONDS)
         reply = await post(app, request.url, request.body)
-    failure = reply.exchange.failure
+        failure = reply.exchange.failure
+        if failure is None or failure.code != "engine_lost":
+            break
     if failure is not None and failure.code == "engine_dead":
         raise EngineDeadError(f"the engine stopped: {client.dead}")
     return of_reply(request, reply)

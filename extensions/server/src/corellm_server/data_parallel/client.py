@@ -109,11 +109,11 @@ class DataParallelLLM(ProcessLLM):
         return next(iter((await self._result_of(future, call)).values()))
 
     def repeat_in_new_engines(self, name: str, function: Callable[..., Any], *arguments: Any) -> None:
-        """Have engines that are started again call a function, before they have requests.
+        """Have engines that are started again call a function, before they have requests; it may be called once more.
 
         Of several calls with one name the last one counts.
         """
-        self.group.repeated[name] = name_of(function), arguments
+        self.group.repeat(name, name_of(function), arguments)
 
     if not TYPE_CHECKING:  # as `AsyncLLM` states them
 

@@ -68,8 +68,9 @@ class EngineGroup:
         self.num_changes = 0
         """How often the engines were put to sleep, or given other weights. After that none is started again: it would
         have what the others have not."""
-        self.repeated: dict[str, tuple[str, Sequence[Any]]] = {}
+        self._repeated: dict[str, tuple[str, Sequence[Any]]] = {}
         """Functions that an engine which is started again calls first, and their arguments, by what they are for."""
+        self._started_again: set[int] = set()
         self._links: dict[int, SendingLink] = {}
         """Engines that serve, by number."""
         self._failed: set[int] = set()
@@ -127,7 +128,7 @@ class EngineGroup:
     def add(self, request_id: str, prompt: ProcessedPrompt, params: Any, in_flight: Any, arrival_time: float) -> None:
         """Have a request sent to the engine that should have it, or to the next one if that has just ended.
 
-        It waits while no engine takes it, without keeping the caller waiting.
+        It waits while no engine takes it, without keeping the caller waiting; also for one that is started again.
 
         Raises:
             RequestError: the request is wrong; nothing was sent.
@@ -149,7 +150,7 @@ class EngineGroup:
         fault = to_fault(error)
         output = request.in_flight.output(Delta(request.request_id, [], True, fault=fault))
         output.error = error if isinstance(error, CorellmError) else to_error(fault)
-        self._placing.drop(request.request_id)
+        self._placing.forget(request.request_id)
         self._deliver([output])
 
     def abort_request(self, request_id: str, *, silently: bool) -> None:
@@ -158,7 +159,6 @@ class EngineGroup:
         forget(request_id)
         for link in self._links.copy().values():
             link.abort_request(request_id, silently=silently)
-        self._placing.place()
 
     def call(
         self,
@@ -209,6 +209,20 @@ class EngineGroup:
         for number, result in results.items():
             result.add_done_callback(partial(note, number))
             asked[number].call(result, function, arguments)
+
+    def repeat(self, name: str, function: str, arguments: Sequence[Any]) -> None:
+        """Have engines that are started again call a function; those that serve already call it now, too.
+
+        The calls that it repeats may have been made while they were being started.
+
+        Args:
+            name: what it is for; of several of one name the last one counts.
+            function, arguments: as for an `EngineLink`.
+        """
+        with self._changing:
+            self._repeated[name] = function, arguments
+            for number in self._started_again & self._links.keys():
+                self._links[number].call(Future(), function, arguments)
 
     def _told(self, number: int, error: BaseException) -> BaseException:
         """What a caller is told of a call that failed in an engine: that it ended is no end of the others."""
@@ -312,13 +326,14 @@ class EngineGroup:
                     self._report_end(EngineDeadError(f"no engine is left, and none can be started: {error}"))
                     return
                 continue
-            for function, arguments in list(self.repeated.values()):
-                link.call(Future(), function, arguments)
             with self._changing:
                 is_needed = not self.num_changes and not self._closing.is_set()
                 self._failed.discard(number)
                 if is_needed:
+                    for function, arguments in self._repeated.values():
+                        link.call(Future(), function, arguments)
                     self._links[number] = link
+                    self._started_again.add(number)
             if is_needed:
                 self._read(number, link, seconds)
                 self._placing.place()

@@ -18,9 +18,6 @@ from corellm_server.suspects import Suspects, print_of
 
 SILENT_SECONDS = 10.0
 """An engine without a sign of life for so long gets no new requests while there are others."""
-_LIVELY_SECONDS = 2.0
-"""An engine without requests gives a sign of life once a second: one that does not may hang in a request that was
-aborted, and no suspect is to be blamed for that."""
 
 
 def is_silent(link: SendingLink) -> bool:
@@ -47,12 +44,14 @@ class Placing:
         self._suspects = Suspects()
         self._prints: dict[str, bytes] = {}
         """What tells the requests in flight from others, by their ids."""
+        self._left: dict[str, bytes] = {}
+        """The same of those that no one reads any more, until the engine that has them says that they have ended."""
         self._ordinary: deque[Request] = deque()
         """Wait while each engine has as many as it takes, or is kept for a suspect."""
         self._suspected: deque[Request] = deque()
         """Wait for an engine without other requests, one after the other."""
         self._to_abort: set[str] = set()
-        """Those that wait, and are to be ended as soon as an engine can say so."""
+        """Those that are to be ended by the engine that has them, or gets them."""
         self._kept: SendingLink | None = None
         """Gets no other requests than the next suspect."""
         self._alone: str | None = None
@@ -83,30 +82,42 @@ class Placing:
         self._put(request)
 
     def finish(self, request_id: str) -> None:
-        """Forget a request that an engine finished: it is no suspect."""
-        one = self._prints.pop(request_id, None)
-        if one is not None:
+        """Forget a request that an engine finished: it is no suspect, unless it was aborted before it could end one."""
+        with self._changing:
+            is_whole = request_id in self._prints and request_id not in self._to_abort
+            one = self._forget(request_id)
+        if one is not None and is_whole:
             self._suspects.clear(one)
-        self._leave(request_id)
+        self.place()
+
+    def forget(self, request_id: str) -> None:
+        """Forget a request that no engine has, nor gets."""
+        with self._changing:
+            self._forget(request_id)
+        self.place()
 
     def drop(self, request_id: str) -> None:
-        """Forget a request that is aborted, and that no one reads."""
-        self._prints.pop(request_id, None)
+        """Give a request that no one reads any more to no engine; the one that has it may still end with it."""
         with self._changing:
-            for waiting in (self._ordinary, self._suspected):
-                for request in [request for request in waiting if request.request_id == request_id]:
-                    waiting.remove(request)
-        self._leave(request_id)
+            waiting = [(queue, one) for queue in (self._ordinary, self._suspected) for one in queue]
+            for queue, request in waiting:
+                if request.request_id == request_id:
+                    queue.remove(request)
+                    self._forget(request_id)
+            if (one := self._prints.pop(request_id, None)) is not None:
+                self._left[request_id] = one
+        self.place()
 
     def abort(self, request_id: str) -> None:
-        """Have a request that waits ended by the engine that gets it."""
+        """Have a request ended by the engine that has it, or gets it."""
         with self._changing:
-            if any(request.request_id == request_id for request in (*self._ordinary, *self._suspected)):
+            if request_id in self._prints:
                 self._to_abort.add(request_id)
 
     def note_end(self, request_ids: Iterable[str]) -> None:
         """Note the requests that an engine had when it ended; it is none of `links` any more."""
-        found = (self._prints.pop(request_id, None) for request_id in request_ids)
+        with self._changing:
+            found = [self._forget(request_id) for request_id in request_ids]
         prints = {one for one in found if one is not None}
         self._suspects.note(prints, is_alone=len(prints) == 1)
         with self._changing:  # equal ones wait, too
@@ -119,35 +130,36 @@ class Placing:
         """Give requests that wait to engines that take them now."""
         with self._changing:
             refused = list(self._place()) if self.num_waiting or self._kept is not None else ()
+            for request, _ in refused:
+                self._forget(request.request_id)
         for request, error in refused:
-            self._prints.pop(request.request_id, None)
             self._refuse(request, error)
 
     def _put(self, request: Request) -> None:
         with self._changing:
+            self._free(request.request_id)
             one = self._prints.get(request.request_id)
             if one is None:
-                return  # ended meanwhile
-            self._free(request.request_id)
-            (self._suspected if one in self._suspects else self._ordinary).append(request)
+                self._forget(request.request_id)  # ended meanwhile
+            else:
+                (self._suspected if one in self._suspects else self._ordinary).append(request)
         self.place()
 
-    def _leave(self, request_id: str) -> None:
-        """Let others have the engine of a suspect that has ended, or for which it was kept."""
+    def _forget(self, request_id: str) -> bytes | None:
+        """Forget a request, and let others have its engine; returns what tells it from others."""
         self._to_abort.discard(request_id)
-        if self._kept is not None or self.num_waiting:
-            with self._changing:
-                self._free(request_id)
-            self.place()
+        self._free(request_id)
+        return self._prints.pop(request_id, None) or self._left.pop(request_id, None)
 
     def _free(self, request_id: str) -> None:
+        """Let others have the engine of a suspect that has ended, or for which it was kept."""
         if request_id == self._alone:
             self._kept = self._alone = None
 
     def _place(self) -> Iterable[tuple[Request, CorellmError]]:
         """Place what can be; yields what no engine is to have, and why."""
         links = dict(self._links)
-        if not links:
+        if not links and not self._awaits_engines():
             lost = [*self._ordinary, *self._suspected]
             self._ordinary.clear()
             self._suspected.clear()
@@ -193,7 +205,7 @@ class Placing:
         usable = (link for link in serving if not is_silent(link))
         kept = min(usable, key=lambda link: (link.num_requests, link is not self._kept), default=None)
         self._kept = kept
-        if kept is None or kept.num_requests or kept.seconds_silent >= _LIVELY_SECONDS:
+        if kept is None or kept.num_requests:
             return False
         if not self._send(request, kept):
             self._kept = None
@@ -208,7 +220,6 @@ class Placing:
         except EngineDeadError:
             return False
         if request.request_id in self._to_abort:
-            self._to_abort.discard(request.request_id)
             link.abort_request(request.request_id, silently=False)
         return True
 

@@ -36,7 +36,7 @@ class _Job:
 
     send: Callable[[], None]
     drop: Callable[[], None]
-    """Called in place of `send` where the engine has ended."""
+    """Called in place of `send` where the engine has ended, or is not to have it."""
     request_id: str | None = None
     """Id of the request that is sent; None for a call."""
 
@@ -46,7 +46,7 @@ class SendingLink(EngineLink):
 
     Args:
         engine_args, share: as for `EngineLink`.
-        on_unsent: gets each request that the engine ended before it had it; in any thread.
+        on_unsent: gets each request that the engine does not have, nor will; in any thread.
         on_refused: gets each request that cannot be sent, and why; in the thread that sends.
     """
 
@@ -108,9 +108,10 @@ class SendingLink(EngineLink):
             waiting = [job for job in self._jobs if job.request_id == request_id]
             if waiting and silently:
                 self._jobs.remove(waiting[0])
-                return
             is_current = self._current is not None and self._current.request_id == request_id
-        if waiting or is_current or request_id in self._requests:
+        if waiting and silently:
+            waiting[0].drop()
+        elif waiting or is_current or request_id in self._requests:
             self._put(_Job(partial(super().abort_request, request_id, silently=silently), lambda: None))
 
     def call(self, future: Future[Any], function: str, arguments: Sequence[Any]) -> None:
