@@ -6,7 +6,6 @@ What was named becomes bytes here, so that nothing behind it ever sees a path or
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,13 +18,13 @@ from corellm.multimodal.chat.reading import Part
 from corellm.multimodal.items import GivenEmbeddings
 from corellm_server.embeddings import read_embeddings
 from corellm_server.errors import ApiError
+from corellm_server.files_below import opened_below
 from corellm_server.tasks import all_results
 
 _LONGEST_NAME = 4096
 _MAX_FETCHED = 64 << 20
 _BYTES_OF_ENTRY = 512
 """Bytes that an entry costs beside its URL and content."""
-_NOT_FOLLOWED = os.O_NOFOLLOW | getattr(os, "O_PATH", os.O_NONBLOCK)  # opening a device may have effects of its own
 
 
 class Fetcher(Protocol):
@@ -158,25 +157,10 @@ def read_below(root: Path, name: str) -> bytes:
     if len(name) > _LONGEST_NAME or "\0" in name:
         raise MediaError("this is neither a URL nor a path; base64 data are sent as data:image/png;base64,...")
     try:
-        opened = _open_below(root, (root / name).resolve(strict=True).relative_to(root))
-        try:
-            return bytes(read_file(f"/dev/fd/{opened}"))
-        finally:
-            os.close(opened)
+        with opened_below(root, name) as file:
+            return bytes(read_file(f"/dev/fd/{file.fileno()}"))
     except (OSError, RuntimeError, ValueError, MediaError):  # also loops of links, and what is not in there
         raise refused from None
-
-
-def _open_below(root: Path, inner: Path) -> int:
-    """A descriptor of a file, not for reading; what became a symbolic link since it was resolved is not followed."""
-    opened = os.open(root, _NOT_FOLLOWED)
-    for part in inner.parts:
-        outer = opened
-        try:
-            opened = os.open(part, _NOT_FOLLOWED, dir_fd=outer)
-        finally:
-            os.close(outer)
-    return opened
 
 
 def _needs_loading(source: Part) -> bool:

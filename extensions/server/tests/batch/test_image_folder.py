@@ -135,6 +135,31 @@ def test_an_image_is_read_when_its_request_is_run(images: Path) -> None:
     assert grown.loaded().wrong == "the image 'more/c.webp' has more than the 10000 bytes of a request"
 
 
+def test_what_comes_in_the_place_of_an_image_is_not_read(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link out of the directory, also one that is there only as the image is opened; a pipe, which would block."""
+    (images.parent / "secret").write_bytes(b"secret")
+    with ImageFolder(str(images), "m", "what?", "question", {}, max_bytes=10_000) as opened:
+        linked, piped, raced = opened.requests()
+    for name in ("a.JPG", "b.png"):
+        (images / name).unlink()
+    (images / "a.JPG").symlink_to(images.parent / "secret")
+    os.mkfifo(images / "b.png")
+    for request in (linked, piped):
+        assert request.loaded().wrong == f"there is no image {request.custom_id!r} in the directory"
+    (images / "b.png").unlink()
+    resolve = Path.resolve
+
+    def resolved(path: Path, **arguments: Any) -> Path:
+        found = resolve(path, **arguments)
+        if path.name == "c.webp":
+            path.unlink()
+            path.symlink_to(images.parent / "secret")
+        return found
+
+    monkeypatch.setattr(Path, "resolve", resolved)
+    assert raced.loaded().wrong == "there is no image 'more/c.webp' in the directory"
+
+
 def test_directories_and_options_that_do_not_fit(images: Path) -> None:
     """Before anything is loaded."""
     with pytest.raises(ConfigError, match=r"has neither metadata\.jsonl nor metadata\.csv: give one --question"):

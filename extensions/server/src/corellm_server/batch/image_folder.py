@@ -14,9 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from corellm.errors import ConfigError
+from corellm.errors import ConfigError, MediaError
 from corellm.prompts import is_unicode
 from corellm_server.batch.input_file import BatchRequest, InputError
+from corellm_server.files_below import opened_below
 
 _IMAGES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 _TABLES = ("metadata.jsonl", "metadata.csv")
@@ -100,7 +101,7 @@ class ImageFolder(contextlib.AbstractContextManager["ImageFolder"]):
             return BatchRequest(number, name, wrong=f"{self._column} must be text, got {question!r:.100}")
         size = self._size(name)
         if size is None:
-            return BatchRequest(number, name, wrong=f"there is no image {name!r:.100} in the directory")
+            return BatchRequest(number, name, wrong=self._absent(name))
         if size > self._max_bytes:
             return BatchRequest(number, name, wrong=self._too_large(name))
         # its text in base64 is a third longer
@@ -109,16 +110,21 @@ class ImageFolder(contextlib.AbstractContextManager["ImageFolder"]):
     def _loaded(self, number: int, name: str, question: str) -> BatchRequest:
         """The request about an image, which may have changed since it was found."""
         try:
-            with (self._root / name).resolve().open("rb") as file:
+            with opened_below(self._root, name) as file:
                 data = file.read(self._max_bytes + 1)
         except OSError as error:
             return BatchRequest(number, name, wrong=f"the image {name!r:.100} cannot be read: {error.strerror}")
+        except (MediaError, RuntimeError, ValueError):
+            return BatchRequest(number, name, wrong=self._absent(name))
         if len(data) > self._max_bytes:
             return BatchRequest(number, name, wrong=self._too_large(name))
         url = "data:application/octet-stream;base64," + base64.b64encode(data).decode()
         content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": question}]
         body = {"model": self._model, **self._fields, "messages": [{"role": "user", "content": content}]}
         return BatchRequest(number, name, "/v1/chat/completions", json.dumps(body).encode())
+
+    def _absent(self, name: str) -> str:
+        return f"there is no image {name!r:.100} in the directory"
 
     def _too_large(self, name: str) -> str:
         return f"the image {name!r:.100} has more than the {self._max_bytes} bytes of a request"
