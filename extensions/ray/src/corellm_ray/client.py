@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, nullcontext
+from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -35,6 +35,7 @@ from corellm_ray.replica import Result
 from corellm_ray.wire import read, to_wire
 from corellm_server.routing import key_of, preferences
 from corellm_server.suspects import Suspects, print_of
+from corellm_server.tasks import cancelled
 
 if TYPE_CHECKING:  # of an extension, which may not be installed
     from ray.serve.handle import DeploymentHandle
@@ -78,7 +79,7 @@ class ReplicatedLLM(AsyncMaintenance):
         self._stream = fleet.handle.options(stream=True)
         self._codec = use.codec or RequestCodec()
         self._ids = itertools.count()
-        self._suspects, self._alone = Suspects(), asyncio.Lock()
+        self._suspects, self._turn = Suspects(), asyncio.Lock()
         self.context = front.context
         self.eos_token_ids = sizes.eos_token_ids
 
@@ -176,7 +177,9 @@ class ReplicatedLLM(AsyncMaintenance):
         for tries_left in reversed(range(MOST_TRIES)):
             progress.begin_again()
             try:
-                async with self._turn(one), aclosing(self._deltas(request, key)) as deltas:
+                self._suspects.check(one)  # another one of the same prompt may have ended replicas meanwhile
+                run = self._alone(one, request, key) if one in self._suspects else self._deltas(request, key)
+                async with aclosing(run) as deltas:
                     async for delta in deltas:
                         news = progress.news(delta)
                         if news is None:
@@ -200,16 +203,32 @@ class ReplicatedLLM(AsyncMaintenance):
             if not tries_left:
                 raise EngineLostError("the replicas that had the request ended; send it again") from reason
 
-    @asynccontextmanager
-    async def _turn(self, one: bytes) -> AsyncGenerator[None, None]:
-        """Run a request now; one that may be what ends replicas when no other such one runs.
+    async def _alone(self, one: bytes, request: tuple[bytes, bytes], key: bytes) -> AsyncGenerator[Delta, None]:
+        """What a replica yields of a request that may be what ends replicas, when no other such one runs.
+
+        The next one waits for the replica, and not for who reads this.
 
         Raises:
             PromptError: it ends replicas, as another one of the same prompt has shown meanwhile.
         """
-        async with self._alone if one in self._suspects else nullcontext():
-            self._suspects.check(one)
-            yield
+        found: asyncio.Queue[Delta | None] = asyncio.Queue()
+
+        async def run() -> None:
+            try:
+                async with self._turn, aclosing(self._deltas(request, key)) as deltas:
+                    self._suspects.check(one)
+                    async for delta in deltas:
+                        found.put_nowait(delta)
+            finally:
+                found.put_nowait(None)
+
+        task = asyncio.ensure_future(run())
+        try:
+            while (delta := await found.get()) is not None:
+                yield delta
+            await task
+        finally:
+            await cancelled([task])
 
     async def _deltas(self, request: tuple[bytes, bytes], key: bytes) -> AsyncGenerator[Delta, None]:
         """What a replica yields of a request; closing the iteration aborts it there."""

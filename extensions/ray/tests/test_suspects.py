@@ -1,0 +1,73 @@
+"""Requests that may be what ends replicas run one after the other, and wait for none that reads slowly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from corellm.engine.process.messages import Delta
+from corellm.errors import EngineDeadError, PromptError
+from corellm_ray.client import ReplicatedLLM
+from corellm_server.suspects import Suspects
+
+
+class Scripted(ReplicatedLLM):
+    """Replicas that yield three deltas of each request, or end with it."""
+
+    def __init__(self) -> None:
+        self._suspects, self._turn = Suspects(), asyncio.Lock()
+        self.running = self.most = 0
+
+    async def _deltas(self, request: tuple[bytes, bytes], key: bytes) -> AsyncGenerator[Delta, None]:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            for number in range(3):
+                await asyncio.sleep(0)
+                if key == b"deadly":
+                    raise EngineDeadError("it ended")
+                yield Delta(str(number), [], number == 2)
+        finally:
+            self.running -= 1
+
+
+async def read(llm: Scripted, one: bytes, key: bytes = b"") -> list[str]:
+    """The deltas of a request."""
+    return [delta.request_id async for delta in llm._alone(one, (b"", b""), key)]
+
+
+def test_a_suspect_that_is_read_slowly_keeps_none_waiting() -> None:
+    """The replica has ended with it long before its reader has; two never run at once."""
+
+    async def ask() -> None:
+        llm = Scripted()
+        slow: Any = llm._alone(b"slow", (b"", b""), b"")
+        assert (await anext(slow)).request_id == "0"
+        assert await asyncio.wait_for(asyncio.gather(read(llm, b"a"), read(llm, b"b")), 60) == [["0", "1", "2"]] * 2
+        assert llm.most == 1
+        assert [delta.request_id async for delta in slow] == ["1", "2"]
+
+    asyncio.run(ask())
+
+
+def test_a_suspect_whose_reader_leaves_or_whose_replica_ends_lets_the_next_one_run() -> None:
+    """And one that was found out meanwhile is not run."""
+
+    async def ask() -> None:
+        llm = Scripted()
+        left: Any = llm._alone(b"left", (b"", b""), b"")
+        await anext(left)
+        await left.aclose()
+        with pytest.raises(EngineDeadError, match="it ended"):
+            await read(llm, b"killer", b"deadly")
+        assert await read(llm, b"a") == ["0", "1", "2"]
+        for is_alone in (False, True):
+            llm._suspects.note([b"killer"], is_alone=is_alone)
+        with pytest.raises(PromptError, match="engines ended while they had this request"):
+            await read(llm, b"killer")
+        assert llm.running == 0
+
+    asyncio.run(ask())
