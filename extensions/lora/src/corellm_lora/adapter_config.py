@@ -31,7 +31,7 @@ _WITHOUT_EFFECT = frozenset(
 _READ = frozenset(
     {
         "peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias", "init_lora_weights",
-        "use_dora", "lora_bias", "modules_to_save", "trainable_token_indices",
+        "use_dora", "lora_bias", "modules_to_save", "trainable_token_indices", "target_parameters",
     }
 )  # fmt: skip
 _PLAIN_INITS = (None, True, False, "gaussian", "eva", "orthogonal")
@@ -40,7 +40,6 @@ _BIASES = ("none", "all", "lora_only")
 _MOST_SECONDS = 0.2
 """Of a processor, for the match of a pattern's key and a module's name: some regular expressions take for ever."""
 _REASONS = {
-    "target_parameters": "parameters outside of linear layers cannot have adapters; merge the adapter",
     "layer_replication": "layers of the base model cannot be replicated; save the model with its copies",
 }
 """Reasons for refusal, with the way out, by field that would have an effect."""
@@ -63,6 +62,8 @@ class AdapterConfig:
     """Modules that were trained whole, by the ends of their names."""
     token_indices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Tokens whose embeddings were trained, by the end of the name of a module; "" for that of all tokens."""
+    target_parameters: tuple[str, ...] = ()
+    """Parameters that have factors, by the ends of their names."""
 
     @classmethod
     def of(cls, stated: Mapping[str, Any], where: str) -> Self:
@@ -93,18 +94,21 @@ class AdapterConfig:
         for name, value in (("r", r), ("lora_alpha", alpha)):
             _check_number(name, value, where, is_rank=name == "r")
         flags = {name: bool(stated.get(name)) for name in ("use_rslora", "use_dora", "lora_bias")}
-        saved = stated.get("modules_to_save") or ()
-        if not isinstance(saved, (list, tuple)) or not all(isinstance(name, str) for name in saved):
-            raise refusal(where, f"modules_to_save must be a list of names, got {saved!r:.60}")
+        saved, parameters = (_names(stated, name, where) for name in ("modules_to_save", "target_parameters"))
         return cls(
-            int(r or 0), float(alpha), rank_pattern=ranks, alpha_pattern=alphas, modules_to_save=tuple(saved),
-            token_indices=_token_indices(stated.get("trainable_token_indices") or {}, where), **flags,
+            int(r or 0), float(alpha), rank_pattern=ranks, alpha_pattern=alphas, modules_to_save=saved,
+            token_indices=_token_indices(stated.get("trainable_token_indices") or {}, where),
+            target_parameters=parameters, **flags,
         )  # fmt: skip
 
     def tokens_of(self, module: str) -> tuple[int, ...]:
         """Return the tokens whose embeddings in a module were trained."""
         names = (name for name in self.token_indices if not name or f".{module}".endswith(f".{name}"))
         return next((self.token_indices[name] for name in names), ())
+
+    def targets_parameter(self, name: str) -> bool:
+        """Return whether a parameter has factors."""
+        return any(f".{name}".endswith(f".{end}") for end in self.target_parameters)
 
     def rank_of(self, module: str) -> int:
         """Return the rank of a module's factors."""
@@ -114,6 +118,13 @@ class AdapterConfig:
         """Return what the product of a module's factors is multiplied by."""
         rank = self.rank_of(module)
         return _matched(self.alpha_pattern, module, self.lora_alpha) / (math.sqrt(rank) if self.use_rslora else rank)
+
+
+def _names(stated: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
+    names = stated.get(name) or ()
+    if not isinstance(names, (list, tuple)) or not all(isinstance(one, str) for one in names):
+        raise refusal(where, f"{name} must be a list of names, got {names!r:.60}")
+    return tuple(names)
 
 
 def _token_indices(stated: Any, where: str) -> Mapping[str, tuple[int, ...]]:

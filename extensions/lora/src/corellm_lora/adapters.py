@@ -63,6 +63,10 @@ class Adapters(StepPart):
         self._note_terms()
         shelf.open(lambda: self._terms, most_kept, lambda digest: digest in self._slot_of)
 
+    def allocate(self, num_blocks: int) -> None:
+        """Note what ran in the steps of the load."""
+        self._note_terms()
+
     def begin(self, batch: ScheduledBatch) -> Mapping[str, CorellmError]:
         """Put the adapters of new requests into slots; see `StepPart`."""
         self._weights.targets.close()
@@ -116,10 +120,11 @@ class Adapters(StepPart):
     ) -> Iterator[Mapping[str, Any]]:
         """Run the decoder on the rows that were laid out: this step is no captured one."""
         self._weights.decoded = self._laid_out
+        self._weights.targets.num_tokens = sum(chunk.num_tokens for chunk in chunks)
         try:
             yield {}
         finally:
-            self._weights.decoded = self._captured
+            self._weights.decoded, self._weights.targets.num_tokens = self._captured, None
 
     @contextmanager
     def scoring(self, states: Sequence[SequenceState]) -> Iterator[None]:

@@ -24,7 +24,7 @@ _PARTS = {
 }  # fmt: skip
 """Parts by how a tensor's name goes on behind its module's."""
 _KEY = re.compile(
-    r"(base_model\.model\.)?(?P<module>.+?)\.((base_layer|modules_to_save)\.)?"
+    r"(base_model\.model\.)?(?P<module>.+?)\.((?P<wrapper>base_layer|modules_to_save)\.)?"
     rf"({'|'.join(f'(?P<part{i}>{pattern})' for i, pattern in enumerate(_PARTS))}|(?P<own>[^.]+))"
 )
 OWN = "own."
@@ -85,12 +85,29 @@ class _Checks:
             if found is None:
                 raise refusal(self.name, f"{key} is no tensor that PEFT writes; save the adapter again")
             part = next((part for i, part in enumerate(_PARTS.values()) if found[f"part{i}"]), None)
-            modules.setdefault(found["module"], {})[part or OWN + found["own"]] = key
+            module = self._weights_of(found["module"], is_inner=found["wrapper"] == "base_layer")
+            modules.setdefault(module, {})[part or OWN + found["own"]] = key
         return modules
+
+    def _weights_of(self, module: str, *, is_inner: bool) -> str:
+        """Return the name of the experts' weights whose factors a file has under their module's name.
+
+        Those of the second parameter are the module's, and those of the first are inside of that.
+        """
+        named = self.terms.parameters_of_experts(module)
+        found = [name for name in named if self.config.targets_parameter(f"{module}.{name}")]
+        if not found or (is_inner and len(found) == 1):
+            return module
+        return f"{module}.{found[0 if is_inner else -1]}"
+
+    def _ranked(self, module: str, target: str) -> str:
+        """Return what PEFT calls a module in patterns of ranks and scales."""
+        is_parameter = target in self.terms.routers and self.config.targets_parameter(f"{module}.weight")
+        return f"{module}.weight" if is_parameter else module
 
     def _checked(self, module: str, target: str, keys: Mapping[str, str]) -> Iterator[tuple[str, Change]]:
         tokens = self.config.tokens_of(module) if "tokens" in keys else ()
-        change = Change(keys, self.config.scale_of(module) if "a" in keys else 1.0, tokens)
+        change = Change(keys, self.config.scale_of(self._ranked(module, target)) if "a" in keys else 1.0, tokens)
         for part, key in keys.items():
             want, shape = self._wanted(module, target, part, change), self.shapes[key]
             if list(_as_rows(shape) if self.terms.linear(target) else shape) != want:
@@ -103,15 +120,15 @@ class _Checks:
             absent = "lora_B" if "a" in keys else "lora_A"
             raise refusal(self.name, f"{module} has no {absent}.weight; save the adapter again")
         if "a" in keys:
-            self._check_factors(module, change)
+            self._check_factors(module, target, change)
         yield target, change
         if target in self.terms.table and "tokens" in keys and self.terms.tied:
             (output,) = self.terms.output or (None,)
             if output is not None and self.config.tokens_of(output) in ((), tokens):
                 yield output, Change({"tokens": keys["tokens"]}, token_ids=tokens)
 
-    def _check_factors(self, module: str, change: Change) -> None:
-        if (rank := self.config.rank_of(module)) > self.terms.max_rank:
+    def _check_factors(self, module: str, target: str, change: Change) -> None:
+        if (rank := self.config.rank_of(self._ranked(module, target))) > self.terms.max_rank:
             raise refusal(
                 self.name,
                 f"{module} has rank {rank}, and this model takes up to {self.terms.max_rank}; raise max_lora_rank",
@@ -132,8 +149,14 @@ class _Checks:
         Raises:
             InvalidParameterError: the module cannot have it.
         """
-        rank, wanted = self.config.rank_of(module), {}
-        if (size := self.terms.linear(target)) is not None:
+        rank, wanted = self.config.rank_of(self._ranked(module, target)), {}
+        if (experts := self.terms.expert_weights(target)) is not None:
+            first, end = experts.outputs
+            all_ranks = rank * experts.num_experts
+            wanted = {"a": [all_ranks, experts.in_features], "b": [end - first, all_ranks]}
+        elif (size := self.terms.routers.get(target)) is not None:
+            wanted = {"a": [rank, size[0]], "b": [size[1], rank]}
+        elif (size := self.terms.linear(target)) is not None:
             inputs, outputs = size
             wanted = {
                 "a": [rank, inputs], "b": [outputs, rank], "b_bias": [outputs], "magnitude": [outputs],
@@ -167,6 +190,10 @@ class _Checks:
         for stated in self.config.modules_to_save:
             if not any(f".{stated}." in f".{module}." for module in whole):
                 raise refusal(self.name, f"modules_to_save={stated!r:.60}: its file has no weight of such a module")
+        with_factors = [module for module, keys in found if "a" in keys]
+        for stated in self.config.target_parameters:
+            if not any(f".{name}".endswith(f".{stated}") for one in with_factors for name in (one, f"{one}.weight")):
+                raise refusal(self.name, f"target_parameters: its file has no factors of {stated!r:.60}")
         with_tokens = [module for module, keys in found if "tokens" in keys]
         for stated in self.config.token_indices:
             tied = any(f".{stated}".endswith(f".{output}") for output in self.terms.output) and self.terms.tied

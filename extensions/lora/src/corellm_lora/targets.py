@@ -13,6 +13,7 @@ from torch import nn
 
 from corellm.modelling.linear_additions import LinearAdditions
 from corellm.plain_linears import AsLinear
+from corellm_lora.mixtures import expert_sizes, router_size
 from corellm_lora.terms import Terms, tower_of
 
 
@@ -31,6 +32,11 @@ class Targets:
         self._outside = {name: module for name, module in linears.model.named_modules() if module not in inside}
         self.table = self._named(_embeddings(linears.model))
         self.output = self._named(_output_layer(linears.model)) if linears.samples else ""
+        inner = [(name, module) for name, module in linears.model.named_modules() if module in inside]
+        self.experts = {name: sizes for name, module in inner if (sizes := expert_sizes(module))}
+        self.routers = {name: size for name, module in inner if (size := self._router_size(name, module))}
+        self._in_part: set[str] = set()
+        """Names of those of these modules that ran on other rows than those of a step's tokens."""
         self._ran: set[str] = set()
         """Names of modules that ran in encoders."""
         watched = {**self._outside, **({self.table: linears.model.get_submodule(self.table)} if self.table else {})}
@@ -38,6 +44,8 @@ class Targets:
             module.register_forward_pre_hook(partial(self._note, name)).remove for name, module in watched.items()
         ]
         self.is_encoding = False
+        self.num_tokens: int | None = None
+        """Tokens of the step that runs the decoder; None otherwise, and where it is captured."""
 
     def close(self) -> None:
         """Watch no more."""
@@ -55,6 +63,13 @@ class Targets:
         if self.is_encoding:
             self._ran.add(self._called(name))
 
+    def mixture_ran(self, name: str, num_rows: int) -> None:
+        """Note that experts, or what chooses them, ran on so many rows."""
+        if self.num_tokens is not None:
+            self._ran.add(name)
+            if num_rows != self.num_tokens:
+                self._in_part.add(name)
+
     def linear(self, name: str) -> str:
         """Return the name of the linear layer that a module is, or has in itself."""
         module = self.module(name)
@@ -69,7 +84,7 @@ class Targets:
     def terms(self) -> Terms:
         """Return what adapters must keep to, by what has been seen."""
         outside = {self._called(name): size for name, size in self._linears.outside.items() if name != self.output}
-        towers = set(map(tower_of, self._ran - {self.table}))
+        towers = set(map(tower_of, self._ran - {self.table, *self.experts, *self.routers}))
         parameters = {
             name: {
                 own: tuple(parameter.shape) for own, parameter in module._parameters.items() if parameter is not None
@@ -77,6 +92,8 @@ class Targets:
             for name, module in self._others(outside)
             if tower_of(name) in towers
         }
+        whole = self._ran - self._in_part
+        experts = self.experts if whole.issuperset(self.experts) else {}  # else tokens of items may have experts apart
         table: Any = self.module(self.table) if self.table else None
         output = self._linears.outside.get(self.output)
         return Terms(
@@ -89,11 +106,25 @@ class Targets:
             {} if table is None else {self.table: tuple(table.weight.shape)},
             self._tied,
             self.table in self._ran,
+            experts,
+            tuple(name for name in experts if not getattr(self.module(name), "is_concatenated", True)),
+            {name: size for name, size in self.routers.items() if name in whole},
         )
 
     def module(self, name: str) -> nn.Module:
         """Return a module."""
         return self._linears.model.get_submodule(name)
+
+    def _router_size(self, name: str, module: nn.Module) -> tuple[int, int] | None:
+        """Return the size of a module that chooses experts, which is beside them."""
+        beside = f"{name.rpartition('.')[0]}."
+        numbers = {
+            number
+            for experts, sizes in self.experts.items()
+            if experts.startswith(beside) and "." not in experts.removeprefix(beside)
+            for number, _, _ in sizes.values()
+        }
+        return router_size(module, numbers.pop()) if numbers and name not in self.experts else None
 
     def _note(self, name: str, module: nn.Module, args: Any) -> None:
         if self.is_encoding:

@@ -6,7 +6,7 @@ Knows layers, slots and rows; knows neither requests nor files.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from corellm_lora.adapter_files import Values
 from corellm_lora.changes import OWN
 from corellm_lora.linear_change import LinearChanges
 from corellm_lora.low_rank import Slots, add_low_rank
+from corellm_lora.mixtures import ChangedExperts, ChangedRouter, change_experts, change_routes
 from corellm_lora.rows import Rows
 from corellm_lora.table_change import TableChange
 from corellm_lora.targets import Targets
@@ -60,8 +61,8 @@ class Weights:
         self._add_low_rank: AddLowRank = offered or add_low_rank
         self._slots: dict[str, Slots] = {}
         self._made: dict[str, LinearChanges] = {}
-        self._changes: dict[str, dict[int, Addition]] = {}
-        """Changes beside factors, by module and slot."""
+        self._changes: dict[str, dict[int, Any]] = {}
+        """Changes beside factors of linear layers, by module and slot."""
         self._factors: dict[str, set[int]] = {}
         """Slots with factors, by linear layer."""
         self._parameters: dict[int, list[tuple[nn.Module, str, nn.Parameter]]] = {}
@@ -76,16 +77,25 @@ class Weights:
             linears.add(name, LowRankAddition(self._slots[name], slot_of_row, self._add_low_rank, apart))
         if targets.table:
             targets.module(targets.table).register_forward_hook(self._embed)
+        self._mix(targets.experts, change_experts)
+        self._mix(targets.routers, change_routes)
 
     def fill(self, slot: int, values: Mapping[str, Values]) -> None:
         """Put an adapter's tensors, by module, into a slot."""
         self._clear(slot)
+        terms = self.targets.terms()
         for name, of_module in values.items():
-            if (linear := self._linear(name)) is not None:
+            if (experts := terms.expert_weights(name)) is not None:
+                change = self._changes.get(experts.module, {}).get(slot)
+                change = change or ChangedExperts(self.targets.module(experts.module))
+                change.add(experts, of_module)
+                self._change(slot, experts.module, change)
+            elif name in self.targets.routers:
+                self._change(slot, name, ChangedRouter(self.targets.module(name), of_module))
+            elif (linear := self._linear(name)) is not None:
                 self._fill_linear(slot, linear, of_module)
             elif name == self.targets.table:
-                change = TableChange.of(of_module, self.targets.module(name), self._add_low_rank)
-                self._change(slot, name, change)
+                self._change(slot, name, TableChange.of(of_module, self.targets.module(name), self._add_low_rank))
             else:
                 self._parameters.setdefault(slot, []).extend(self._own(name, of_module))
 
@@ -138,7 +148,7 @@ class Weights:
             self._slots[name].fill(slot, tensors["a"], b if factor is None else b * factor[:, None], values.scale)
             self._factors[name].add(slot)
 
-    def _change(self, slot: int, name: str, change: Addition) -> None:
+    def _change(self, slot: int, name: str, change: Any) -> None:
         self._changes.setdefault(name, {})[slot] = change
         if name not in self._outside:
             self.changed.add(slot)
@@ -188,6 +198,19 @@ class Weights:
         if slot in self._factors[name]:
             slot_of_row = torch.full((len(x),), slot, dtype=torch.int64, device=x.device)
             self._add_low_rank(x, output, self._slots[name], slot_of_row)
+
+    def _mix(self, names: Iterable[str], changing: Callable[..., None]) -> None:
+        """Have modules of a mixture of experts change their outputs."""
+        for name in names:
+            self.targets.module(name).register_forward_hook(partial(self._mixed, name, changing))
+
+    def _mixed(self, name: str, changing: Callable[..., None], module: nn.Module, args: Any, output: Any) -> None:
+        if self.targets.is_watching:
+            self.targets.mixture_ran(name, args[0].shape[:-1].numel() if args else 0)
+        changes = self._changes.get(name, {})
+        found = [(places, changes[slot]) for slot, places in self.decoded.groups.items() if slot in changes]
+        if found:
+            changing(module, args, output, found)
 
     def _embed(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """Change the embeddings of tokens, where adapters do."""

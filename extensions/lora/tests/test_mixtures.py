@@ -1,0 +1,143 @@
+"""Adapters of experts that are kept as one tensor, and of their routers, give the tokens that PEFT generates."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from corellm import LLM, LoRARequest
+from corellm.errors import InvalidParameterError
+from corellm_testing.tiny_text import make_tiny_checkpoint
+from extensions.lora.tests.adapters import Adapted
+from extensions.lora.tests.test_outputs import LENGTH, engine, generate, numbers_of, require_equal
+from extensions.lora.tests.test_refusals import CONFIG, WEIGHTS
+from tests.text_models.parity import PROMPTS
+
+BOTH = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+CONFIGS: dict[str, dict[str, Any]] = {
+    "attention": {"r": 4, "target_modules": ["q_proj", "v_proj"]},
+    "experts": {
+        "r": 3, "target_modules": ["o_proj"], "target_parameters": BOTH, "use_rslora": True,
+        "rank_pattern": {"layers.0.mlp.experts.gate_up_proj": 5}, "alpha_pattern": {"down_proj": 11},
+    },
+    "outward": {"r": 2, "target_modules": [], "target_parameters": BOTH[1:], "layers_to_transform": [1]},
+    "inward": {"r": 2, "target_modules": [], "target_parameters": BOTH[:1]},
+}  # fmt: skip
+SIZES = {"moe_intermediate_size": 32, "num_experts_per_tok": 2, "num_key_value_heads": 2, "intermediate_size": 32}
+ROUTED = {"target_parameters": [*BOTH, "mlp.gate.weight"], "target_modules": [], "r": 4}
+ALL = {"r": 4, "target_modules": "all-linear", "lora_alpha": 16}
+FAMILIES: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
+    "Qwen3MoeForCausalLM": (
+        {**SIZES, "num_experts": 4, "head_dim": 16}, {**CONFIGS, "router": ROUTED, "all": ALL}
+    ),
+    "GptOssForCausalLM": (
+        {**SIZES, "num_local_experts": 4, "head_dim": 16, "layer_types": ["full_attention", "sliding_attention"]},
+        CONFIGS,
+    ),
+    "MixtralForCausalLM": ({**SIZES, "num_local_experts": 4}, {"all": ALL}),
+}  # fmt: skip
+OF_ONE = {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}
+"""The linear layers of Mixtral's experts in earlier releases, by the parameters that have them now."""
+
+
+def make(folder: Path, architecture: str) -> Adapted:
+    """A tiny mixture whose experts do not all say the same, and its adapters."""
+    sizes, configs = FAMILIES[architecture]
+    path = make_tiny_checkpoint(folder / "model", architecture=architecture, **sizes)
+    tensors = load_file(path / "model.safetensors")
+    torch.manual_seed(0)
+    spread = {
+        name: torch.randn_like(tensor) / 8 for name, tensor in tensors.items() if "experts" in name or "block" in name
+    }
+    save_file({**tensors, **spread}, path / "model.safetensors", {"format": "pt"})
+    return Adapted.made(folder, path, getattr(transformers, architecture), configs)
+
+
+@pytest.fixture(scope="module", params=["Qwen3MoeForCausalLM", "GptOssForCausalLM"])
+def mixture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Adapted:
+    """One family after the other."""
+    return make(tmp_path_factory.mktemp("mixture"), request.param)
+
+
+def require_pefts(adapted: Adapted, llm: LLM, requests: list[tuple[str, str | None]]) -> None:
+    """All in one batch."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(adapted.path)
+    given = [(tokenizer(prompt, return_tensors="pt"), name) for prompt, name in requests]
+    outputs = generate(llm, [prompt for prompt, _ in requests], adapted.requests(name for _, name in requests))
+    wanted = adapted.wanted(given, LENGTH)
+    require_equal(outputs, wanted)
+    assert len({str(one.logprobs) for one in wanted}) == len(requests)
+
+
+def test_tokens_equal_pefts(mixture: Adapted) -> None:
+    """All adapters and none in one batch, in chunks; a request has the same tokens alone."""
+    names = (None, *mixture.adapters)
+    requests = [(PROMPTS[2], name) for name in names] + [(PROMPTS[1], "experts"), (PROMPTS[1], None)]
+    with engine(mixture, max_loras=6, max_num_batched_tokens=32) as llm:
+        require_pefts(mixture, llm, requests)
+        together = generate(llm, [PROMPTS[1], PROMPTS[2]], mixture.requests(("experts", "inward")))
+        (alone,) = generate(llm, [PROMPTS[1]], mixture.request("experts"))
+        assert numbers_of(alone)[0] == numbers_of(together[0])[0]
+
+
+def as_before(folder: Path, adapter: LoRARequest) -> LoRARequest:
+    """Write an adapter of all linear layers of Mixtral in the names and shapes of earlier releases."""
+    tensors, made = load_file(Path(adapter.lora_path, WEIGHTS)), dict[str, torch.Tensor]()
+    for key, tensor in tensors.items():
+        start, found, end = key.partition(".mlp.experts.")
+        if not found:
+            made[key.replace(".mlp.", ".block_sparse_moe.")] = tensor
+            continue
+        names = OF_ONE["gate_up_proj" if end.startswith("base_layer") else "down_proj"]
+        for number in range(4):
+            if "lora_A" in end:
+                parts = tensor.chunk(4)[number].chunk(len(names))
+            else:
+                whole = tensor.unflatten(1, (-1, 4))[:, :, number]
+                parts = [part.chunk(len(names), 1)[i] for i, part in enumerate(whole.chunk(len(names)))]
+            for name, part in zip(names, parts, strict=True):
+                made[f"{start}.block_sparse_moe.experts.{number}.{name}.{end.removeprefix('base_layer.')}"] = part
+    stated = json.loads(Path(adapter.lora_path, CONFIG).read_text())
+    for name in ("target_parameters", "rank_pattern", "alpha_pattern"):
+        del stated[name]
+    stated["target_modules"] = ["q_proj", "k_proj", "v_proj", "o_proj", "w1", "w2", "w3", "gate"]
+    folder.mkdir()
+    save_file({name: tensor.contiguous() for name, tensor in made.items()}, folder / WEIGHTS)
+    (folder / CONFIG).write_text(json.dumps(stated))
+    return LoRARequest(folder.name, 9, str(folder))
+
+
+def test_adapters_of_earlier_releases(tmp_path: Path) -> None:
+    """Factors of each expert's linear layers, whose parts of the joined weight do not mix; PEFT reads them, too."""
+    mixtral = make(tmp_path, "MixtralForCausalLM")
+    joined = mixtral.adapters["all"]
+    tensors = load_file(Path(joined.lora_path, WEIGHTS))
+    for key, tensor in tensors.items():
+        if "base_layer.lora_B" in key:  # of the first half by the first ranks, of the second one by the others
+            halves = tensor.view(2, 32, 2, 4, 4)
+            halves[0, :, 1], halves[1, :, 0] = 0, 0
+    save_file(tensors, Path(joined.lora_path, WEIGHTS), {"format": "pt"})
+    before = as_before(tmp_path / "before", joined)
+    both = Adapted(mixtral.path, {"joined": joined, "before": before}, mixtral.reference)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(both.path)
+    given = tokenizer(PROMPTS[1], return_tensors="pt")
+    wanted = both.wanted([(given, "joined"), (given, "before"), (given, None)], LENGTH)
+    assert wanted[0].token_ids == wanted[1].token_ids != wanted[2].token_ids
+    with engine(both, max_loras=2) as llm:
+        outputs = generate(llm, [PROMPTS[1]] * 3, [joined, before, None])
+        require_equal(outputs, wanted)
+        Path(before.lora_path, WEIGHTS).write_bytes(b"")
+        for change, says in (
+            ({"layers.0.mlp.experts.base_layer.lora_A.weight": (31, 64)}, r"gate_up_proj: .*\[31, 64\].*\[32, 64\]"),
+            ({"layers.0.mlp.experts.4.w1.lora_A.weight": (4, 64)}, r"experts\.4\.w1 is no linear layer.*down_proj"),
+        ):
+            changed = {f"base_model.model.model.{key}": torch.zeros(shape) for key, shape in change.items()}
+            save_file({**tensors, **changed}, Path(joined.lora_path, WEIGHTS))
+            with pytest.raises(InvalidParameterError, match=says):
+                generate(llm, [PROMPTS[1]], joined)
