@@ -28,6 +28,7 @@ from corellm.loading.two_way import TwoWay, find_two_way
 from corellm.loading.weight_places import WeightPlace, weight_places
 from corellm.modelling.defaults import freeze, model_width
 from corellm.modelling.linear_additions import LinearAdditions
+from corellm.modelling.transposed_linears import transpose_linears
 from corellm.plugin.extensions import call_extensions, first_result
 from corellm.plugin.hook_callers import HookCallers
 from corellm.quantization import MakeQuantize, quantize_linears
@@ -165,6 +166,7 @@ def replace_layers(
     kept: WeightKey | None = None,
 ) -> None:
     """Replace a model's layers by faster ones: by those of extensions, then linear layers by rounded or packed ones."""
+    transpose_linears(model)
     quantize = None if make_quantize is None else make_quantize(model)
     if config.model.fuse_layers:
         for name, replaced in call_extensions(
