@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.test_families import FAMILIES
+from tests.text_models.stateful import MAIN as STATEFUL
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ _REFUSED = {
     **dict.fromkeys(("blip", "florence2", "idefics", "mllama"), _STATES_OF_ITEMS),
     "chameleon": frozenset(("enable_lora",)),
 }
+_STATES = ("Lfm2ForCausalLM", "Mamba2ForCausalLM")
+"""A short convolution beside attention, and states alone."""
 MODELS = {
     **{
         name: Model(
@@ -52,6 +55,8 @@ MODELS = {
         for name, one in FAMILIES.items()
         if name != "deepseek_vl2"  # torch multiplies by the weights of its experts
     },
+    **{name: Model(_TEXT, {"architecture": name, **STATEFUL[name]}) for name in _STATES},
+    "GPT2LMHeadModel": Model(_TEXT, {"architecture": "GPT2LMHeadModel"}),
     "a large vocabulary": Model(_TEXT, {**_SIZES, "vocab_size": 70_000}),
     "512 x 8": Model("corellm_llava.tiny", {"hidden_size": 512, "num_layers": 8}, ("image",), several=True),
 }
