@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -16,12 +17,14 @@ import transformers
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
 from compressed_tensors.quantization import QuantizationScheme
+from compressed_tensors.utils.match import is_match
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoProcessor, LlavaForConditionalGeneration
 
+import corellm_internvl.tiny
 import corellm_kosmos2.tiny
 from corellm import LLM, SamplingParams
 from corellm.cli import main
@@ -36,6 +39,7 @@ from corellm_quantization.rounding import BITS, grid_of_files, round_groups
 from corellm_quantization.writing.checkpoint import _put, write_quantized
 from corellm_quantization.writing.choice import Wanted
 from corellm_quantization.writing.layout import Groups, Size, _packed
+from corellm_quantization.writing.unfinished import unfinished_folder
 from corellm_testing import tiny_text
 from corellm_transformers.tiny import make_tiny_checkpoint as make_generic_checkpoint
 from extensions.quantization.tests.oracle import greedy
@@ -178,13 +182,96 @@ def test_text_models_and_models_that_name_their_layers_are_written_and_run(
 ) -> None:
     source = make(tmp_path / "source")
     write_quantized(str(source), tmp_path / "made", Wanted(bits=8))
-    first = []
-    for path in (source, tmp_path / "made"):
-        with LLM(str(path), dtype="float32") as llm:
-            output = llm.generate("hello world", PARAMS, use_tqdm=False)[0].outputs[0]
-            assert output.logprobs is not None
-            first.append((output.token_ids[0], output.logprobs[0][output.token_ids[0]].logprob))
+    first = [_first(path) for path in (source, tmp_path / "made")]
     assert first[1] == (first[0][0], pytest.approx(first[0][1], abs=0.1))
+
+
+def _first(path: Path) -> tuple[int, float]:
+    """The first token of a text, and its log-probability."""
+    with LLM(str(path), dtype="float32", max_model_len=256, num_kv_blocks=60) as llm:
+        output = llm.generate("hello world", PARAMS, use_tqdm=False)[0].outputs[0]
+    assert output.logprobs is not None
+    return output.token_ids[0], output.logprobs[0][output.token_ids[0]].logprob
+
+
+def test_a_weight_that_its_module_multiplies_with_stays_and_is_widened_where_others_round_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Mamba mixer never runs its `dt_proj`: as llm-compressor would, the second checkpoint has it in 8 bits, too."""
+    source = tiny_text.make_tiny_checkpoint(
+        tmp_path / "source", architecture="FalconMambaForCausalLM", state_size=16, tie_word_embeddings=False
+    )
+    written = write_quantized(str(source), tmp_path / "made", Wanted(bits=8)).choice
+    parts = ("in_proj", "x_proj", "out_proj")
+    assert set(written.written) == {f"backbone.layers.{layer}.mixer.{part}" for layer in (0, 1) for part in parts}
+    assert "backbone.layers.0.mixer.dt_proj" in written.ignored
+    monkeypatch.setattr("corellm_quantization.writing.choice.is_run", lambda *_: True)
+    others = write_quantized(str(source), tmp_path / "others", Wanted(bits=8)).choice
+    assert "backbone.layers.1.mixer.dt_proj" in others.written
+    first = [_first(path) for path in (source, tmp_path / "made", tmp_path / "others")]
+    assert first[1:] == [(first[0][0], pytest.approx(first[0][1], abs=0.1))] * 2
+
+
+def test_routers_and_experts_are_stated_as_left_alone(tmp_path: Path) -> None:
+    """By the matching of the format's package, as other engines do it: by names in files, and those of one expert."""
+    source = tiny_text.make_tiny_checkpoint(
+        tmp_path / "source", architecture="MixtralForCausalLM",
+        num_key_value_heads=2, intermediate_size=32, num_local_experts=4,
+    )  # fmt: skip
+    write_quantized(str(source), tmp_path / "made", Wanted(bits=8))
+    ignored = json.loads((tmp_path / "made" / "config.json").read_text())["quantization_config"]["ignore"]
+    linear = nn.Linear(1, 1)
+    stems = {name.removesuffix(".weight") for name in load_file(source / "model.safetensors")}
+    left = [stem for stem in stems if "block_sparse_moe" in stem]
+    assert len(left) == 2 * (1 + 4 * 3)
+    left += ["lm_head", "model.layers.0.mlp.gate", "model.layers.0.block_sparse_moe.experts.0.gate_proj"]
+    assert not any(is_match(name, linear, ["Linear"], ignored) for name in left)
+    assert all(is_match(name, linear, ["Linear"], ignored) for name, _ in layers(tmp_path / "made"))
+
+
+def test_a_checkpoint_that_its_adapter_would_refuse_is_not_written(tmp_path: Path) -> None:
+    source = corellm_internvl.tiny.make_tiny_checkpoint(tmp_path / "source")
+    with pytest.raises(
+        CheckpointError, match=r"source: .* would not be loaded, so none is written; .* \(config.json: "
+    ):
+        write_quantized(str(source), tmp_path / "made", Wanted(bits=8))
+    assert [*tmp_path.iterdir()] == [source]
+
+
+def test_files_beside_the_weights_are_copied_and_others_are_named(
+    tiny_llava: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = shutil.copytree(tiny_llava, tmp_path / "source")
+    (source / "adapter").mkdir()
+    copied = ["voices.pt", "modeling_own.py", "chat_template.jinja", "adapter/adapter_model.safetensors"]
+    for name in [*copied, "pytorch_model.bin", "optimizer.pt", "other.safetensors", ".hidden"]:
+        (source / name).write_bytes(b"other")
+    assert main(["quantize", str(source), "-o", str(tmp_path / "made")]) == 0
+    assert "\nnot copied: optimizer.pt, other.safetensors, pytorch_model.bin\n" in capsys.readouterr().out
+    assert all((tmp_path / "made" / name).read_bytes() == b"other" for name in copied)
+    there = {str(path.relative_to(source)) for path in source.rglob("*")}
+    made = {str(path.relative_to(tmp_path / "made")) for path in (tmp_path / "made").rglob("*")}
+    assert there - made == {"pytorch_model.bin", "optimizer.pt", "other.safetensors", ".hidden"}
+    (source / "merges.md").symlink_to("nowhere")
+    with pytest.raises(CheckpointError, match=r"source/merges.md cannot be read: No such file"):
+        write_quantized(str(source), tmp_path / "again", WANTED)
+    assert not (tmp_path / "again").exists()
+
+
+def test_folders_of_killed_runs_are_removed_and_those_of_running_ones_stay(tmp_path: Path) -> None:
+    killed, running, other = (tmp_path / name for name in (".a-unfinished-1", ".a-unfinished-2", ".b-unfinished-3"))
+    for folder in (killed, running, other):
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+    lock = os.open(running, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with unfinished_folder(tmp_path / "a") as made, unfinished_folder(tmp_path / "a") as beside:
+        assert {*tmp_path.iterdir()} == {running, other, made, beside}
+    os.close(lock)
+    with unfinished_folder(tmp_path / "a") as made:
+        assert {*tmp_path.iterdir()} == {other, made}
+        made.rename(tmp_path / "a")
+    assert {*tmp_path.iterdir()} == {other, tmp_path / "a"}
 
 
 def test_files_are_bounded(tiny_llava: Path, written: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.core_model_loading import WeightRenaming
 from transformers.quantizers import HfQuantizer
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
@@ -23,6 +24,7 @@ from corellm.errors import CheckpointError
 from corellm_kernels.grouped_linear import GroupedLinear
 from corellm_quantization.model_names import ModelNames
 from corellm_quantization.published import Published, Read, published
+from corellm_quantization.weight_reads import is_run
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +70,7 @@ class _PublishedLinear(nn.Module):
         for name, tensor in tensors.items():
             self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
         if "weight" not in tensors:
-            self.weight = torch.empty(0, device="cpu")  # models' own code may want to initialize it
+            self.weight = torch.empty((1, 1), device="cpu")  # models' own code may want to initialize it
 
 
 @register_quantizer(METHOD)
@@ -81,21 +83,22 @@ class Reader(HfQuantizer):  # type: ignore[misc]
         """Give each layer that the files have quantized the tensors that they have of it."""
         names, form = ModelNames(model), self.quantization_config.format
         for stem, (tensors, note) in _quantized_layers(checkpoint_files, form.marker).items():
-            name = names.parameter(f"{stem}.weight") or ""
-            path, _, child = name.removesuffix(".weight").rpartition(".")
-            linear = getattr(model.get_submodule(path), child, None)
-            if type(linear) is not nn.Linear:
+            if (name := names.linear(stem)) is None:
                 raise CheckpointError(f"{stem} is quantized, and no linear layer of the model has this name")
-            setattr(model.get_submodule(path), child, _PublishedLinear(linear, tensors, _read(stem, form, note)))
+            linear = model.get_submodule(name)
+            model.set_submodule(name, _PublishedLinear(linear, tensors, _read(stem, form, note)))
         return model
 
     def _process_model_after_weight_loading(self, model: Any, **others: Any) -> Any:
         """Make layers of the tensors, one after another."""
+        for module in model.modules():
+            if isinstance(module, PreTrainedModel):  # the mark has some run layers that they multiply with otherwise
+                vars(module.config).pop("_is_quantized", None)
         widened = 0
         for path, parent in list(model.named_modules()):
             for name, child in list(parent.named_children()):
                 if isinstance(child, _PublishedLinear):
-                    layer = _layer(f"{path}.{name}", child)
+                    layer = _layer(f"{path}.{name}", child, widen=not is_run(parent, name))
                     setattr(parent, name, layer)
                     widened += isinstance(layer, nn.Linear)
         if widened:
@@ -128,11 +131,12 @@ def _read(name: str, form: Published, note: str | None) -> Read:
         raise CheckpointError(f"{name}: {error}") from error
 
 
-def _layer(name: str, tensors: _PublishedLinear) -> GroupedLinear | nn.Linear:
-    """Return the layer; errors name it."""
+def _layer(name: str, tensors: _PublishedLinear, *, widen: bool) -> GroupedLinear | nn.Linear:
+    """Return the layer, one of floats if it is to be widened; errors name it."""
     given = {key: value.detach() for key, value in tensors.named_parameters()}
     try:
         weight = tensors.read(given)
+        weight = weight.widened() if widen and not isinstance(weight, Tensor) else weight
         shape = (tensors.out_features, tensors.in_features)
         found = tuple((weight if isinstance(weight, Tensor) else weight.integers).shape)
         if found != shape:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 _HELP = """\
@@ -23,6 +24,8 @@ examples:
 
 PATTERN is a regular expression, found anywhere in the name that a layer has in transformers, such as
 model.language_model.layers.0.mlp.down_proj."""
+_MOST_NAMES = 5
+"""So many files are named."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -84,7 +87,15 @@ def run(args: argparse.Namespace) -> int:
         )  # fmt: skip
     print(f"{args.output}: {_size(written.bytes_after)} of weights, before {_size(written.bytes_before)}")
     print(written.choice.shown())
+    if written.left_out:
+        print(f"not copied: {_listed(written.left_out)}")
     return 0
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the first names, and how many others there are."""
+    rest = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _size(count: int) -> str:

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from corellm.attention.paged import ATTENTION_NAME, register_attention
 from corellm.config import EngineConfig
-from corellm.errors import CheckpointError, ConfigError
+from corellm.errors import CheckpointError, ConfigError, CorellmError
 from corellm.hookspecs import LoadConfig
 from corellm.loading.locating import LocatedModel, locate
 from corellm.loading.opening import at_load, open_model
@@ -32,6 +32,7 @@ from corellm_quantization.model_names import ModelNames
 from corellm_quantization.writing.choice import Choice, Wanted, choose
 from corellm_quantization.writing.files import INDEX, TYPES, Entry, shards, write_shards
 from corellm_quantization.writing.layout import Size, quantization_config
+from corellm_quantization.writing.unfinished import unfinished_folder
 
 SHARD_BYTES = 4 << 30
 _RELEASED_AT_ONCE = 1 << 28
@@ -39,18 +40,13 @@ _RELEASED_AT_ONCE = 1 << 28
 _ROUNDED = (torch.float32, torch.bfloat16, torch.float16)
 _CONFIG = "config.json"
 _WEIGHTS = (
-    "*.safetensors",
-    INDEX,
-    "*.bin",
-    "*.bin.index.json",
-    "*.pt",
-    "*.pth",
-    "*.gguf",
-    "*.onnx*",
-    "*.h5",
-    "*.msgpack",
-)
-"""Files that are not copied: weights, in this and other layouts."""
+    "model*.safetensors", "*.safetensors.index.json", "pytorch_model*", "consolidated*", "tf_model*", "flax_model*",
+    "rust_model*", "*.gguf", "*.onnx*", "optimizer*", "scheduler*", "rng_state*", "training_args*",
+)  # fmt: skip
+"""Files that are not copied: weights of whole models, in this and other layouts, and what trainers keep beside them.
+
+Others are, such as a model's voices (`*.pt`) and its own code.
+"""
 
 
 @dataclass(frozen=True)
@@ -60,11 +56,13 @@ class Written:
     Attributes:
         bytes_before, bytes_after: of the weights' files.
         choice: which layers were rounded.
+        left_out: files that were not copied, beside those of which the weights are.
     """
 
     bytes_before: int
     bytes_after: int
     choice: Choice
+    left_out: Sequence[str]
 
 
 def write_quantized(
@@ -90,7 +88,8 @@ def write_quantized(
     config = EngineConfig.from_kwargs(model=model, device="cpu", trust_remote_code=trust_remote_code)
     located = locate(config.model)
     stated = read_json(located.path / _CONFIG)
-    if any("quantization_config" in part for part in (stated, stated.get("text_config") or {})):
+    inner = stated.get("text_config")
+    if "quantization_config" in stated or (isinstance(inner, dict) and "quantization_config" in inner):
         raise CheckpointError(f"{model} is quantized already; take the checkpoint that it was made of")
     _check_target(target, located.path, force=force)
     if os.path.normpath(target) == model:
@@ -99,16 +98,16 @@ def write_quantized(
         source = _Source(located.path, stack)
         choice, layers = _chosen(config, located, source, wanted)
         plan = _Plan(source, choice, layers)
-        made = Path(tempfile.mkdtemp(dir=target.absolute().parent, prefix=f".{target.name}-unfinished-"))
-        stack.callback(shutil.rmtree, made, ignore_errors=True)
         files = shards(plan.entries, shard_bytes)
+        made = stack.enter_context(unfinished_folder(target))
+        left_out = _copy_others(located.path, made, source.files)
+        stated["quantization_config"] = quantization_config(choice.written, choice.ignored)
+        (made / _CONFIG).write_text(json.dumps(stated, indent=2), encoding="utf-8")
+        _require_readable(config, replace(located, path=made, tokenizer_path=made))
         write_shards(made, files, plan.tensors(progress))
-        _copy_others(located.path, made)
-        stated["quantization_config"] = quantization_config(choice.written, list(choice.others))
-        (made / _CONFIG).write_text(json.dumps(stated, indent=2), encoding="utf-8")  # last: until then it is none
         _check_target(target, located.path, force=force)  # again: another may be there by now
         _put(made, target)
-    return Written(source.num_bytes, sum((target / file).stat().st_size for file in files), choice)
+    return Written(source.num_bytes, sum((target / file).stat().st_size for file in files), choice, left_out)
 
 
 class _Source:
@@ -116,14 +115,15 @@ class _Source:
 
     def __init__(self, path: Path, stack: ExitStack) -> None:
         require_weights(path)
-        names = ["model.safetensors"]  # where it is there, transformers does not look at an index
-        if not (path / names[0]).is_file():
-            names = sorted(set(read_json(path / INDEX)["weight_map"].values()))
-        self.num_bytes = sum((path / name).stat().st_size for name in names)
+        self.files = ["model.safetensors"]  # where it is there, transformers does not look at an index
+        if not (path / self.files[0]).is_file():
+            self.files = sorted(set(read_json(path / INDEX)["weight_map"].values()))
         self._files: dict[str, Any] = {}
-        for name in names:
-            file = stack.enter_context(safe_open(path / name, framework="pt"))
-            self._files |= dict.fromkeys(file.keys(), file)
+        with _naming_the_source(path):
+            self.num_bytes = sum((path / name).stat().st_size for name in self.files)
+            for name in self.files:
+                file = stack.enter_context(safe_open(path / name, framework="pt"))
+                self._files |= dict.fromkeys(file.keys(), file)
 
     @property
     def names(self) -> Sequence[str]:
@@ -141,10 +141,8 @@ class _Source:
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor, mapped."""
-        try:
+        with _naming_the_source(name):
             found: Tensor = self._files[name].get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{name} cannot be read: {error}; download the checkpoint again") from error
         return found
 
 
@@ -196,14 +194,16 @@ def _chosen(
                 )
             decoder: nn.Module = opened.hooks.get_language_model(model=model)
     names, known = ModelNames(model), model.state_dict()
-    parameters = {tensor: names.parameter(tensor) or "" for tensor in source.names}
+    stems = [tensor.removesuffix(".weight") for tensor in source.names if tensor.endswith(".weight")]
+    in_files = {(names.parameter(f"{stem}.weight") or "").removesuffix(".weight"): stem for stem in stems}
     layers = {
-        tensor: name.removesuffix(".weight")
-        for tensor, name in parameters.items()
-        if name.endswith(".weight") and name not in model.all_tied_weights_keys
-        and source.size(tensor).dtype in _ROUNDED and source.size(tensor).shape == known[name].shape
+        f"{stem}.weight": name
+        for stem in stems
+        if (name := names.linear(stem)) is not None and f"{name}.weight" not in model.all_tied_weights_keys
+        and source.size(f"{stem}.weight").dtype in _ROUNDED
+        and source.size(f"{stem}.weight").shape == known[f"{name}.weight"].shape
     }  # fmt: skip
-    return choose(model, decoder, model.get_output_embeddings(), set(layers.values()), wanted), layers
+    return choose(model, decoder, model.get_output_embeddings(), set(layers.values()), in_files, wanted), layers
 
 
 def _without_values(context: Any) -> LoadConfig:
@@ -232,15 +232,58 @@ def _check_target(target: Path, source: Path, *, force: bool) -> None:
         raise ConfigError(f"{target} has no {_CONFIG}, so it is no checkpoint and not replaced; name another folder")
 
 
-def _copy_others(source: Path, made: Path) -> None:
-    """Copy tokenizer, processor, templates and whatever else is there; no weights, no hidden files."""
-    patterns = shutil.ignore_patterns(*_WEIGHTS, ".*")
+def _require_readable(config: EngineConfig, written: LocatedModel) -> None:
+    """Raise where the model's adapter refuses the configuration that states rounded weights."""
+    try:
+        with at_load(config.model.model):
+            open_model(config, written).templates.close()
+    except CorellmError as error:
+        said = str(error).replace(f"{written.path}{os.sep}", "")  # a folder that is gone by then
+        raise CheckpointError(
+            f"{config.model.model}: a checkpoint of it with rounded weights would not be loaded, so none is written; "
+            f"use quantization='int4' when it is loaded ({said})"
+        ) from error
 
-    def left_out(folder: str, names: list[str]) -> set[str]:
-        return patterns(folder, names) | ({_CONFIG} if Path(folder) == source else set())
 
-    shutil.copytree(source, made, dirs_exist_ok=True, ignore=left_out, copy_function=shutil.copyfile)
+def _copy_others(source: Path, made: Path, weights: Sequence[str]) -> Sequence[str]:
+    """Copy tokenizer, processor, templates, code and whatever else is there, but for hidden files.
+
+    Return the files that were not copied, beside those of the weights: such as weights in other layouts.
+    """
+    patterns, of_weights = shutil.ignore_patterns(*_WEIGHTS), {*weights, INDEX, _CONFIG}
+    left_out: list[str] = []
+
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        shown, place = {name for name in names if not name.startswith(".")}, Path(folder).relative_to(source)
+        out = patterns(folder, [*shown])
+        written = of_weights if not place.parts else set()
+        if not place.parts:  # other engines read all safetensors that are there
+            out |= {name for name in shown if name.endswith(".safetensors")}
+        left_out.extend(str(place / name) for name in out - written)
+        return {*names} - shown | out | written
+
+    shutil.copytree(source, made, dirs_exist_ok=True, ignore=ignored, copy_function=_copy)
     made.chmod(0o777 & ~_umask())  # not the source's, which may be read only, nor the user's alone
+    return sorted(left_out)
+
+
+def _copy(source: str, to: str) -> None:
+    """Copy a file's content. Errors say which of both could not be read or written."""
+    try:
+        shutil.copyfile(source, to)
+    except OSError as error:
+        if error.filename in (None, to):
+            raise
+        raise CheckpointError(f"{source} cannot be read: {error.strerror or error}; download it again") from error
+
+
+@contextmanager
+def _naming_the_source(what: object) -> Iterator[None]:
+    """Say of errors in the block that the checkpoint itself cannot be read."""
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{what} cannot be read: {error}; download the checkpoint again") from error
 
 
 @contextmanager
