@@ -238,6 +238,14 @@ def test_a_checkpoint_that_its_adapter_would_refuse_is_not_written(tmp_path: Pat
     assert [*tmp_path.iterdir()] == [source]
 
 
+def test_a_configuration_whose_text_is_a_number_is_refused(tiny_llava: Path, tmp_path: Path) -> None:
+    source = shutil.copytree(tiny_llava, tmp_path / "source")
+    stated = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(stated | {"text_config": 5}))
+    with pytest.raises(CheckpointError, match=r"source: config.json cannot be read"):
+        write_quantized(str(source), tmp_path / "made", WANTED)
+
+
 def test_files_beside_the_weights_are_copied_and_others_are_named(
     tiny_llava: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

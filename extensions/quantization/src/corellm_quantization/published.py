@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from reprlib import repr as shown  # short, and of values of any depth
 from typing import Any
 
 import torch
@@ -75,9 +76,9 @@ def _gptq(stated: Mapping[str, Any]) -> Published:
 
 def _awq(stated: Mapping[str, Any]) -> Published:
     bits = _bits(stated, stated.get("bits", stated.get("w_bit")))
-    version = str(stated.get("version", stated.get("format", "gemm"))).lower()
-    if bits != 4 or version != "gemm":
-        raise _refused(stated, f"version {version!r} of {bits} bits; AWQ's 'gemm' of 4 bits can be read")
+    version = stated.get("version", stated.get("format", "gemm"))
+    if bits != 4 or not isinstance(version, str) or version.lower() != "gemm":
+        raise _refused(stated, f"version {shown(version)} of {bits} bits; AWQ's 'gemm' of 4 bits can be read")
     _group(stated, stated.get("group_size", stated.get("q_group_size")))
 
     def columns(packed: Tensor) -> Tensor:
@@ -92,7 +93,8 @@ def _awq(stated: Mapping[str, Any]) -> Published:
 
 
 def _compressed(stated: Mapping[str, Any]) -> Published:
-    schemes = list((stated.get("config_groups") or {}).values())
+    groups = _object(stated, stated, "config_groups")
+    schemes = [_object(stated, groups, name) for name in groups]
     if len(schemes) == 1:
         return _scheme(stated, schemes[0])
     found = [_scheme(stated, scheme) for scheme in schemes]
@@ -105,7 +107,7 @@ def _compressed(stated: Mapping[str, Any]) -> Published:
 
 def _scheme(stated: Mapping[str, Any], scheme: Mapping[str, Any]) -> Published:
     """Return the format of one kind of layers; a checkpoint with several may say it for each."""
-    weights, form = scheme.get("weights") or {}, str(scheme.get("format") or stated.get("format"))
+    weights, form = _object(stated, scheme, "weights"), scheme.get("format") or stated.get("format")
     kind, bits = weights.get("type"), weights.get("num_bits")
     block = _block(stated, weights)
     match form, kind, bits:
@@ -119,7 +121,7 @@ def _scheme(stated: Mapping[str, Any], scheme: Mapping[str, Any]) -> Published:
             return Published("weight_scale", partial(floats_of_8_bits, block=block))
         case "nvfp4-pack-quantized" | "mxfp4-pack-quantized", "float", 4:
             return Published("weight_packed", partial(floats_of_4_bits, block=block))
-    raise _refused(stated, f"format {form!r} of {kind!r} weights of {bits!r} bits")
+    raise _refused(stated, f"format {shown(form)} of {shown(kind)} weights of {shown(bits)} bits")
 
 
 def _block(stated: Mapping[str, Any], weights: Mapping[str, Any]) -> Block:
@@ -133,7 +135,7 @@ def _block(stated: Mapping[str, Any], weights: Mapping[str, Any]) -> Block:
             return 1, group
         case {"strategy": "block", "block_structure": [int(rows), int(columns)]} if min(rows, columns) > 0:
             return rows, columns
-    said = ", ".join(f"{name} {weights.get(name)!r:.50}" for name in ("strategy", "group_size", "block_structure"))
+    said = ", ".join(f"{name} {shown(weights.get(name))}" for name in ("strategy", "group_size", "block_structure"))
     raise _refused(stated, said)
 
 
@@ -182,7 +184,7 @@ def _torchao(stated: Mapping[str, Any]) -> Published:
 
 
 def _hqq(stated: Mapping[str, Any]) -> Published:
-    config = stated.get("quant_config") or {}
+    config = _object(stated, stated, "quant_config")
     if any(isinstance(value, Mapping) and value.get("scale_quant_params") for value in (config, *config.values())):
         raise _refused(stated, "scales that are quantized")
     return Published("W_q", hqq_layer)
@@ -192,15 +194,25 @@ def _refused(stated: Mapping[str, Any], found: str) -> CheckpointError:
     return CheckpointError(f"quantization_config: {stated.get('quant_method')} with {found}; {INSTEAD}")
 
 
+def _object(stated: Mapping[str, Any], part: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return what a part of the statement has under a name; nothing where it has none."""
+    found = part.get(name)
+    if found is not None and not isinstance(found, Mapping):
+        raise _refused(stated, f"{name} {shown(found)}; an object is expected")
+    return found or {}
+
+
 def _bits(stated: Mapping[str, Any], bits: Any) -> int:
     if bits not in (4, 8):
-        raise _refused(stated, f"weights of {bits!r} bits; 4 and 8 can be read")
+        raise _refused(stated, f"weights of {shown(bits)} bits; 4 and 8 can be read")
     return int(bits)
 
 
 def _group(stated: Mapping[str, Any], group: Any) -> int:
     if type(group) is not int or (group != -1 and (group <= 0 or group % GROUPS[0])):
-        raise _refused(stated, f"groups of {group!r}; multiples of {GROUPS[0]}, and -1 for whole rows, can be read")
+        raise _refused(
+            stated, f"groups of {shown(group)}; multiples of {GROUPS[0]}, and -1 for whole rows, can be read"
+        )
     return group
 
 

@@ -143,7 +143,7 @@ def _layer(name: str, tensors: _PublishedLinear, *, widen: bool) -> GroupedLinea
             raise CheckpointError(f"a weight {found}, expected {shape}")
     except KeyError as error:
         raise CheckpointError(f"{name}: the checkpoint lacks {error}; download all files") from error
-    except (CheckpointError, RuntimeError, IndexError, ValueError) as error:  # of torch, for tensors of other shapes
+    except (CheckpointError, RuntimeError, IndexError, ValueError, TypeError, ArithmeticError) as error:  # of torch's
         raise CheckpointError(f"{name}: {error}") from error
     bias = None if "bias" not in given else given["bias"].to(tensors.dtype)
     if not isinstance(weight, Tensor):

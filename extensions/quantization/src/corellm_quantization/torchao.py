@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
+from reprlib import repr as shown  # short, and of values of any depth
 from typing import Any
 
 import torch
@@ -32,11 +33,11 @@ def torchao_layers(note: str) -> Callable[[Tensors], GroupedWeight | Tensor]:
     """
     try:
         stated = json.loads(note)
-        kind, data = str(stated["_type"]), dict(stated["_data"])
+        kind, data = stated["_type"], dict(stated["_data"])
         if kind not in _KINDS:
-            raise CheckpointError(f"torchao with weights in {kind:.100}; {', '.join(_KINDS)} can be read: {INSTEAD}")
+            raise CheckpointError(f"torchao with weights in {shown(kind)}; {', '.join(_KINDS)} can be read: {INSTEAD}")
         block = _block(data)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"torchao's note of the weight is none of its own: {error!r:.200}") from error
     read: Callable[[Tensors, Block], GroupedWeight | Tensor]
     match kind:
@@ -56,14 +57,14 @@ def _block(data: Mapping[str, Any]) -> Block:
             return None, None
         case [int(rows), int(columns)] if min(rows, columns) > 0:
             return rows, columns
-    raise ValueError(f"block_size {data.get('block_size')!r:.100}")
+    raise ValueError(f"block_size {shown(data.get('block_size'))}")
 
 
 def _bits(data: Mapping[str, Any]) -> int:
     stated = data.get("target_dtype")
     name = stated.get("_data") if isinstance(stated, Mapping) else None
-    if name not in _FEWER_BITS:
-        raise CheckpointError(f"integers of {name!r:.50}; int1 to int8 can be read")
+    if not isinstance(name, str) or name not in _FEWER_BITS:
+        raise CheckpointError(f"integers of {shown(name)}; int1 to int8 can be read")
     return 4 if _FEWER_BITS[name] <= 4 else 8
 
 

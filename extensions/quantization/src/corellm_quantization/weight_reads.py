@@ -21,7 +21,7 @@ def is_run(parent: nn.Module, child: str) -> bool:
     Not if its code multiplies with the layer's weight (`@`), nor if it names the weight and nowhere calls the layer.
     Where it does both, the weight goes to a kernel for training.
     """
-    kind: type[Any] = type(parent)
+    kind: Any = type(parent)
     multiplied, read, called = _uses(kind)
     return child not in multiplied and (child in called or child not in read)
 

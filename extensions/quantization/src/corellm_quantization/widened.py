@@ -49,7 +49,7 @@ def bitsandbytes_4_bits(tensors: Tensors) -> Tensor:
         nested = (int(state["nested_blocksize"]), float(state["nested_offset"])) if "nested_offset" in state else None
         if block < 1 or (nested is not None and nested[0] < 1):
             raise ValueError(f"blocks of {block} values, their scales in {nested}")
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"its quant_state is not what bitsandbytes writes: {error!r:.200}") from error
     scales = tensors["weight_absmax"]
     if nested is not None:
@@ -75,7 +75,7 @@ def _looked_up(values: Tensor, packed: Tensor, *, low_first: bool) -> Tensor:
 
 def scaled(values: Tensor, scale: Tensor, block: Block) -> Tensor:
     """Return values times the scales of their blocks; the last blocks may be smaller."""
-    sizes = [whole if size is None else size for size, whole in zip(block, values.shape, strict=True)]
+    sizes = [whole if size is None else min(size, whole) for size, whole in zip(block, values.shape, strict=True)]
     grid = tuple(-(-whole // size) for size, whole in zip(sizes, values.shape, strict=True))
     if scale.numel() != grid[0] * grid[1]:
         raise CheckpointError(f"scales {tuple(scale.shape)} of a weight {tuple(values.shape)}, expected {grid}")
@@ -89,4 +89,4 @@ def _blocks(values: Tensor, scales: Tensor, size: int) -> Tensor:
     """Return values in one row times the scales of their blocks."""
     if scales.numel() != -(-values.numel() // size):
         raise CheckpointError(f"{scales.numel()} scales of {values.numel()} values, {size} each")
-    return values * scales.float().flatten().repeat_interleave(size)[: values.numel()]
+    return values * scales.float().flatten().repeat_interleave(min(size, values.numel()))[: values.numel()]
