@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from corellm import LLM, SamplingParams
 from corellm.errors import CheckpointError, MediaError, PromptError
+from corellm.multimodal import dummy_images
 from corellm_transformers.processors import read_processor
 from corellm_transformers.small_items import small_image
 from corellm_transformers.tiny import make_tiny_checkpoint
@@ -159,7 +160,10 @@ def test_prompts_side_by_side_keep_their_positions(tmp_path: Path, architecture:
 def test_a_decoder_with_biases_of_distances(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str | None
 ) -> None:
-    """Pix2Struct's, for outputs that are longer than its largest distance, of few patches."""
+    """Pix2Struct's, for outputs that are longer than its largest distance, of few patches.
+
+    The last image fills all 24, as no square one does.
+    """
     kind = ENCODER_DECODERS["Pix2StructForConditionalGeneration"]
     config = deepcopy(dict(kind.config))
     config["text_config"] |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12}
@@ -167,11 +171,12 @@ def test_a_decoder_with_biases_of_distances(
     path = make_tiny_checkpoint(tmp_path, architecture="Pix2StructForConditionalGeneration")
     model = transformers.Pix2StructForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
     processor, patches = read_processor(path), {"max_patches": 24}
-    images = [small_image(seed) for seed in range(3)]
+    images = [*(small_image(seed) for seed in range(3)), *dummy_images(1, width=96, height=64)]
     prompts = [{"prompt": "", "multi_modal_data": {"image": image}} for image in images]
     params = SamplingParams(temperature=0, max_tokens=30, min_tokens=30)
     with LLM(str(path), dtype="float32", attention_backend=backend, mm_processor_kwargs=patches) as llm:
         outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert len(outputs[-1].prompt_token_ids) == 24
     for output, image in zip(outputs, images, strict=True):
         tensors = processor(images=image, **patches, return_tensors="pt")
         theirs = model.generate(**tensors, max_new_tokens=30, min_new_tokens=30, do_sample=False)[0].tolist()

@@ -108,6 +108,11 @@ class EncoderDecoder:
         return self._largest[0]
 
     @hookimpl
+    def get_mm_max_tokens_per_item(self) -> Mapping[str, int]:
+        """The same: of a ratio that fills its patches, an item becomes as many, where the dummy does not."""
+        return {self._items.modality: self._largest[0]}
+
+    @hookimpl
     def get_dummy_mm_data(self, mm_counts: Mapping[str, int]) -> Mapping[str, Any]:
         """The largest item."""
         return {self._items.modality: [self._largest[1]] * mm_counts.get(self._items.modality, 0)}

@@ -158,6 +158,7 @@ def _tokenizer(processor_class: Any, kind: Kind) -> Any:
     tokenizer._set_model_specific_special_tokens(
         {name: tokens[name] for name in (*usual, *kind.tokens) if name in tokens}
     )
+    tokenizer.init_kwargs |= kind.tokenizer
     return tokenizer
 
 

@@ -101,7 +101,7 @@ ENCODER_DECODERS: dict[str, Kind] = {
     ),
     "Pix2StructForConditionalGeneration": Kind(
         config={part: {"d_kv": 16, "d_ff": 128, "num_heads": 4} for part in ("text_config", "vision_config")},
-        parts={"max_patches": 32},
+        tokenizer={"max_patches": 32},  # its processor has a number of its own, before its image processor's
         generation=_START,
     ),
     "PPFormulaNetForConditionalGeneration": Kind(
@@ -128,6 +128,7 @@ ENCODER_DECODERS: dict[str, Kind] = {
 _FACTORS = {
     "q_proj.weight": 2.0,
     "k_proj.weight": 2.0,
+    "attention.query.weight": 0.5,  # of T5's, which divides no scores
     "encoder_attn.out_proj.weight": 0.3,
     "embed_positions.weight": 2.0,
 }

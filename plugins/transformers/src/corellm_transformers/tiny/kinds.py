@@ -33,6 +33,8 @@ class Kind:
     """`{attribute of the tokenizer: special token, or nothing where it has none}`."""
     token_ids: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     """`{attribute of the configuration: the token, or tokens, whose ids it is}`, where the processor's name differs."""
+    tokenizer: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of its tokenizer; transformers gives those of a processor's arguments' names to the processor."""
     more_tokens: tuple[str, ...] = ()
     """Special tokens without such an attribute."""
     last_tokens: tuple[str, ...] = ()
