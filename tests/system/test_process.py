@@ -21,7 +21,7 @@ import torch
 x = torch.ones(200_000)
 x.add_(1)
 begin = time.process_time()
-for _ in range(40):
+for _ in range({operations}):
     x.add_(1)
     time.sleep(0.03)
 seconds = time.process_time() - begin
@@ -29,10 +29,10 @@ print(torch.get_num_threads(), seconds, sum(thread.name == "corellm-idle" for th
 """
 
 
-def in_a_fresh_process(first: str, **env: str) -> tuple[int, float, int]:
-    """Torch's threads, processor seconds of 40 operations with pauses between them, and threads that were added."""
+def in_a_fresh_process(first: str, operations: int = 0, **env: str) -> tuple[int, float, int]:
+    """Torch's threads, processor seconds of operations with pauses between them, and threads that were added."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))} | env
-    command = [sys.executable, "-c", SHOW.format(first=first)]
+    command = [sys.executable, "-c", SHOW.format(first=first, operations=operations)]
     told = subprocess.run(command, env=clean, capture_output=True, text=True, check=True).stdout.split()
     return int(told[0]), float(told[1]), int(told[2])
 
@@ -49,7 +49,7 @@ def test_idle_threads_are_told_to_sleep(first: str) -> None:
 @pytest.mark.parametrize("first", ["torch", "corellm"])
 def test_idle_threads_sleep(first: str) -> None:
     """One that spins takes 0.01 to 0.02 seconds of processor time in each of 40 pauses."""
-    _, seconds, _ = in_a_fresh_process(first)
+    _, seconds, _ = in_a_fresh_process(first, operations=40)
     assert seconds < 0.15
 
 
