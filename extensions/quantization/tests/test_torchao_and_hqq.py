@@ -213,7 +213,9 @@ def test_broken_checkpoints_are_refused_by_the_layers_name(tiny_llava: Path, tmp
     refused("torchao int8", "_weight_scale", lambda scale: scale[:3].clone(), "invalid|scales")
     refused("torchao int8", "_weight_qdata", lambda data: data[:, :-8].clone(), "a weight|scales")
     refused("torchao int8", "_weight_qdata", lambda data: data.float(), "of torch.float32; rows of int8")
-    refused("torchao int8", "_weight_qdata", same, "with weights in 'NVFP4Tensor'; Int8Tensor", note("NVFP4Tensor", [1]))
+    refused(
+        "torchao int8", "_weight_qdata", same, "with weights in 'NVFP4Tensor'; Int8Tensor", note("NVFP4Tensor", [1])
+    )
     refused("torchao int8", "_weight_qdata", same, r"none of its own: .*block_size \[0, 8\]", note(INTX, [0, 8]))
     refused("torchao int8", "_weight_qdata", same, "note of the weight is none of its own", "[1]")
     refused("torchao int8", "_weight_qdata", same, "integers of 'int9'", note(INTX, [1, 64], **target(9)))
