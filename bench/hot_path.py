@@ -86,7 +86,7 @@ ASIDE: dict[str, str] = {
     "system/transfers.py": "upload upload_all",
     "modelling/unused_layers.py": "_unchanged",
     "worker/encoder_runner.py": "_with_own_storage",
-    "worker/encoder_outputs.py": "checked_outputs _one_per_item are_finite",
+    "worker/encoder_outputs.py": "checked_outputs are_finite",
     "multimodal/fields.py": (
         "group_joinable _join_key _joined_type join_items _join MultiModalKwargsItem.__iter__ "
         "MultiModalKwargsItem.__getitem__"

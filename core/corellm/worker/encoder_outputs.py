@@ -24,7 +24,9 @@ def checked_outputs(
         ContractError: `outputs` is no tensor and no list of tensors.
         EmbeddingCountError: it has another number of items, or an item another shape.
     """
-    parts = _one_per_item(features, outputs)
+    parts = list(outputs) if isinstance(outputs, (Tensor, Sequence)) else [outputs]
+    if len(parts) != len(features) or not all(isinstance(part, Tensor) for part in parts):
+        raise _miscounted(features, outputs, parts)
     width = parts[0].shape[-1] if width is None else width
     for feature, part in zip(features, parts, strict=True):
         if tuple(part.shape) != (feature.placeholder.num_embeds, width):
@@ -66,15 +68,9 @@ def _misshapen(feature: MultiModalFeature, part: Tensor, width: int) -> Embeddin
     )
 
 
-def _one_per_item(features: Sequence[MultiModalFeature], outputs: Any) -> list[Tensor]:
-    parts = list(outputs) if isinstance(outputs, (Tensor, Sequence)) else [outputs]
-    if len(parts) != len(features) or not all(isinstance(part, Tensor) for part in parts):
-        raise _miscounted(features, outputs)
-    return parts
-
-
-def _miscounted(features: Sequence[MultiModalFeature], outputs: Any) -> ContractError | EmbeddingCountError:
-    parts = list(outputs) if isinstance(outputs, (Tensor, Sequence)) else [outputs]
+def _miscounted(
+    features: Sequence[MultiModalFeature], outputs: Any, parts: Sequence[Any]
+) -> ContractError | EmbeddingCountError:
     if not all(isinstance(part, Tensor) for part in parts):
         forgotten = " (a forgotten return?)" if outputs is None else ""
         return ContractError(
