@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from corellm.scheduling.batch import ScheduledBatch, SequenceChunk, StepResult
+from corellm.scheduling.block_pool import BlockPool
 from corellm.scheduling.request import Request, RequestStatus
 from corellm_recurrent.segments import calls
 from corellm_recurrent.snapshots import Snapshot, Snapshots
@@ -122,6 +123,22 @@ class States(Simulation):
         self.add(request)
         self.run()
         return request
+
+
+def test_a_prompt_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the block manager has found is not looked for again, which would cost as much for each that waits."""
+    states, looked_up = States(Setup(num_blocks=40)), list[bytes]()
+    prompt, find = range(100), BlockPool.find
+
+    def counted(pool: BlockPool, of: bytes) -> int | None:
+        looked_up.append(of)
+        return find(pool, of)
+
+    states.ask(prompt)
+    monkeypatch.setattr(BlockPool, "find", counted)
+    request = states.ask(prompt)
+    assert states.worker.num_restored == 1
+    assert len(looked_up) <= len(request.block_hashes) + 2
 
 
 def test_random_load_on_tiny_caches() -> None:

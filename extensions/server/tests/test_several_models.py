@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from corellm.cli import build_parser
-from corellm.errors import ConfigError
+from corellm.errors import CheckpointError, ConfigError
 from corellm_server.commands.arguments import configured
 from corellm_server.commands.engines import engine_offers, opened_engines
 from corellm_server.commands.models import ModelConfig, configured_models
@@ -193,12 +193,14 @@ models:
     [
         ("models: {a: {model: x}, b: {model: y}}", [256, 256], 512),
         ("models: {a: {model: x, max-queue: 3}, b: {model: y}}", [3, 256], 259),
-        ("max_queue: 9\nmodels: {a: {model: x}, b: {model: y}}", [5, 5], 9),
-        ("max_queue: 9\nmodels: {a: {model: x, max_queue: 8}, b: {model: y}}", [8, 5], 9),
+        ("max_queue: 9\nmodels: {a: {model: x}, b: {model: y}}", [5, 4], 9),
+        ("max_queue: 9\nmodels: {a: {model: x}, b: {model: y, max_queue: 2}, c: {model: z}}", [4, 2, 3], 9),
+        ("max_queue: 9\nmodels: {a: {model: x, max_queue: 8}, b: {model: y}}", [8, 1], 9),
+        ("max_queue: 9\nmodels: {a: {model: x, max_queue: 8}, b: {model: y, max_queue: 9}}", [8, 9], 9),
     ],
 )
 def test_each_model_has_places_of_its_own(tmp_path: Path, text: str, of_models: list[int], of_server: int) -> None:
-    """And the server's are all of them, unless the file says how many."""
+    """And the server's are all of them, unless the file says how many: these are divided."""
     models = models_of(tmp_path / "server.yaml", text).values()
     assert [model.max_queue for model in models] == of_models
     assert {model.config.options.max_queue for model in models} == {of_server}
@@ -234,6 +236,7 @@ def test_a_model_that_is_full_keeps_none_from_the_others(both: Running) -> None:
         ("models: {a: {model: x}, a: {model: y}}", "'a' is there twice"),
         ("models: {a: {max-num-seqs: 1, max_num_seqs: 2}}", "'max_num_seqs' is there twice"),
         ("models: {a: {}}", "models: a: which model"),
+        ("max_queue: 1\nmodels: {a: {model: x}, b: {model: y}}", "max_queue=1 leaves 1 for a, b, which need 1 each"),
         ("models: {a: {model: x, port: 1}}", "'a': port is the whole server's; write it beside"),
         ("models: {a: {model: x, max-n: 1}}", "'a': max-n is the whole server's"),
         ("models: {a: {model: x, max_num_sequences: 1}}", "'max_num_sequences'; did you mean 'max_num_seqs'"),
@@ -253,6 +256,13 @@ def test_wrong_models(tmp_path: Path, text: str, message: str) -> None:
     """Each is refused before a model is loaded, and says what to write."""
     with pytest.raises(ConfigError, match=message):
         models_of(tmp_path / "server.yaml", text)
+
+
+def test_a_wrong_checkpoint_says_whose_it_is(tmp_path: Path) -> None:
+    """Its error is as of an only one, with the name of the model before it."""
+    models = models_of(tmp_path / "server.yaml", f"models: {{a: {{model: {tmp_path}/misspelt}}, b: {{model: y}}}}")
+    with pytest.raises(CheckpointError, match=r"^models: a: .*misspelt"), opened_engines(engine_offers(), models):
+        pass
 
 
 def test_engines_that_hang_are_ended_as_a_file_says(tmp_path: Path) -> None:

@@ -31,8 +31,11 @@ def _opened(wanted: Sequence[WantedEngine]) -> Iterator[list[EngineClient]]:
             num_cpus = math.ceil(sum(options.most * options.replica_cpus for options in all_options))
             memory = max(options.object_store_memory for options in all_options)
             stack.enter_context(joined(all_options[0].ray_address, num_cpus=num_cpus, object_store_memory=memory))
-        pairs = zip(all_options, wanted, strict=True)
-        yield [stack.enter_context(replicas(options, one.engine_args)) for options, one in pairs]
+        clients: list[EngineClient] = []
+        for options, one in zip(all_options, wanted, strict=True):
+            with one.named():
+                clients.append(stack.enter_context(replicas(options, one.engine_args)))
+        yield clients
 
 
 def options_of(wanted: Sequence[WantedEngine]) -> list[ReplicaOptions]:

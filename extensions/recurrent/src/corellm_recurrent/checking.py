@@ -72,13 +72,13 @@ def make_states(
     states = RecurrentStates(mixers, layouts, rows, device, segment, num_snapshots or 0)
     num_bytes = sum(layout.num_bytes for of_mixer in layouts for layout in of_mixer)
     logger.info(
-        "%d layers keep a state: %.2f MiB for each sequence, %.2f GiB for %d at once (max_num_seqs), with room to "
-        "write beside what is read",
+        "layers that keep a state: %d, %.2f MiB for each sequence, %.2f GiB for %d at once (max_num_seqs), with room "
+        "to write beside what is read",
         len(mixers), num_bytes / 2**20, rows.count * num_bytes / 2**30, rows.max_num_seqs,
     )  # fmt: skip
     if states.num_snapshots:
         logger.info(
-            "%d snapshots of states for the prefix cache, at multiples of %d tokens: %.2f GiB",
+            "snapshots of states for the prefix cache: %d, at multiples of %d tokens, %.2f GiB",
             states.num_snapshots, segment, states.num_snapshots * num_bytes / 2**30,
         )  # fmt: skip
     if any(checked.values()):

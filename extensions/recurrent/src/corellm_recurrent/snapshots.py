@@ -12,7 +12,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 from corellm.scheduling.block_hash import extend_block_hashes
@@ -119,8 +119,9 @@ class Snapshots(BlockUser):
         """Whether another request is about to leave a snapshot further on in a prompt than those that are kept."""
         found = self._found
         assert found.request is request
-        known = takewhile(lambda of: of in hashes or self._pool.find(of) is not None, request.block_hashes)
-        found.num_known = sum(1 for _ in known) * self._block_size
+        rest = islice(request.block_hashes, found.num_known // self._block_size, None)
+        known = takewhile(lambda of: of in hashes or self._pool.find(of) is not None, rest)
+        found.num_known += sum(1 for _ in known) * self._block_size
         borders = self._borders(request, found.num_tokens, len(request.block_hashes) * self._block_size)
         return bool(self._coming) and any(of in self._coming for _, of in borders)
 

@@ -1,14 +1,16 @@
 """What extensions offer behind `corellm serve` and `corellm batch`: options of their own, and what they lead to.
 
-Every command line is read with them, so importing it imports nothing.
+Every command line is read with them, so importing it imports nothing but errors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from corellm.errors import CorellmError
 
 if TYPE_CHECKING:
     from corellm.serving import EngineClient
@@ -19,11 +21,21 @@ class WantedEngine:
     """An engine for one of a server's models."""
 
     name: str
-    """Name by which clients ask for the model."""
+    """Name by which clients ask for the model; empty for an only one."""
     options: Any
     """Options, an object of the offer's class."""
     engine_args: Mapping[str, Any]
     """Arguments of `EngineConfig.from_kwargs`."""
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Have an error, as of a wrong checkpoint, say which of several models it is of."""
+        try:
+            yield
+        except CorellmError as error:
+            if self.name:
+                error.args = (f"models: {self.name:.100}: {error}", *error.args[1:])
+            raise
 
 
 @dataclass(frozen=True)

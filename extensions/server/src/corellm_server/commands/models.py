@@ -67,15 +67,33 @@ def configured_models(args: argparse.Namespace, offered: Sequence[type] = ()) ->
             config, engine_args = config_of(args, {**given, **own, "served_model_name": (name, *further)}, offered)
         except ConfigError as error:
             raise ConfigError(f"models: {name}: {error}") from error
-        models[name] = ModelConfig(config, engine_args, config.options.max_queue)
-        if "max_queue" in given and "max_queue" not in own:
-            models[name] = replace(models[name], max_queue=-(-config.options.max_queue // len(named)))
+        places = None if "max_queue" in given and "max_queue" not in own else config.options.max_queue
+        models[name] = ModelConfig(config, engine_args, places)
     _check_names(models)
     whole = given.get("max_queue", sum(model.max_queue or 0 for model in models.values()))
+    models |= _with_places({name: model for name, model in models.items() if model.max_queue is None}, models, whole)
     return {
         name: replace(model, config=replace(model.config, options=replace(model.config.options, max_queue=whole)))
         for name, model in models.items()
     }
+
+
+def _with_places(
+    without: Mapping[str, ModelConfig], models: Mapping[str, ModelConfig], whole: int
+) -> Iterator[tuple[str, ModelConfig]]:
+    """The models that have no places of their own, with equal parts of those that the others leave.
+
+    Raises:
+        ConfigError: they leave too few.
+    """
+    left = whole - sum(model.max_queue or 0 for model in models.values())
+    if without and left < len(without):
+        told = ", ".join(without)
+        raise ConfigError(
+            f"max_queue={whole} leaves {left} for {told:.100}, which need 1 each; raise it, or give them theirs"
+        )
+    for number, (name, model) in enumerate(without.items()):
+        yield name, replace(model, max_queue=(left + len(without) - 1 - number) // len(without))
 
 
 def _entries(path: str, named: Any, offered: Sequence[type]) -> Iterator[tuple[str, dict[str, Any]]]:

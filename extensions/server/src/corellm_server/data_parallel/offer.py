@@ -30,7 +30,8 @@ def _opened(wanted: Sequence[WantedEngine]) -> Iterator[list[EngineClient]]:
         clients: list[EngineClient] = []
         for one, size in zip(wanted, sizes, strict=True):
             own = None if len(wanted) == 1 else [next(shares) for _ in range(size)]
-            llm = DataParallelLLM(**one.engine_args, **asdict(one.options), shares=own)
+            with one.named():
+                llm = DataParallelLLM(**one.engine_args, **asdict(one.options), shares=own)
             clients.append(stack.enter_context(closing(llm)))
         yield clients
 
