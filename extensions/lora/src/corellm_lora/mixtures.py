@@ -6,7 +6,7 @@ Knows modules, their rows and factors; knows neither slots nor requests.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -135,7 +135,7 @@ class ChangedRouter:
 
 
 def change_experts(
-    module: nn.Module, args: tuple[Tensor, ...], output: Tensor, changes: Iterator[tuple[Any, ChangedExperts]]
+    module: nn.Module, args: tuple[Tensor, ...], output: Tensor, changes: Sequence[tuple[Any, ChangedExperts]]
 ) -> None:
     """Change outputs of some rows in place; a forward hook's arguments, and which rows are changed by what."""
     for places, change in changes:
@@ -143,7 +143,7 @@ def change_experts(
 
 
 def change_routes(
-    module: nn.Module, args: tuple[Tensor, ...], output: Any, changes: Iterator[tuple[Any, ChangedRouter]]
+    module: nn.Module, args: tuple[Tensor, ...], output: Any, changes: Sequence[tuple[Any, ChangedRouter]]
 ) -> None:
     """Change a router's outputs for some rows in place; see `change_experts`."""
     for places, change in changes:

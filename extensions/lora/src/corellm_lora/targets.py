@@ -38,7 +38,7 @@ class Targets:
         self._in_part: set[str] = set()
         """Names of those of these modules that ran on other rows than those of a step's tokens."""
         self._ran: set[str] = set()
-        """Names of modules that ran in encoders."""
+        """Names of modules that ran in encoders, and of these."""
         watched = {**self._outside, **({self.table: linears.model.get_submodule(self.table)} if self.table else {})}
         self._watch = [
             module.register_forward_pre_hook(partial(self._note, name)).remove for name, module in watched.items()

@@ -19,7 +19,7 @@ _INNER = "vision_model"
 """A module inside of vision towers that some releases of transformers have, and others do not."""
 _RENAMED = {"block_sparse_moe": "mlp"}
 """Modules by the names that earlier releases have for them."""
-_EXPERT = re.compile(r"(?P<experts>.+)\.(?P<number>\d+)\.(?P<name>\w+)")
+_EXPERT = re.compile(r"(?P<experts>.+)\.(?P<number>\d{1,6})\.(?P<name>\w+)")
 _OF_ONE = {"gate_proj": 0, "w1": 0, "up_proj": 1, "w3": 1, "down_proj": None, "w2": None}
 """Linear layers of an expert, as earlier releases have them: which half of joined outputs they are."""
 
@@ -82,13 +82,11 @@ class Terms:
 
         An adapter may come from a class that has the decoder one level higher or deeper.
         """
-        if name in self._names:
-            return name
-        return self._by_short_name.get(_short(name)) or self._of_one_expert(name)
+        return self._whole(name) or self._of_one_expert(name)
 
     def parameters_of_experts(self, module: str) -> Sequence[str]:
         """Return the names of the parameters of a module of experts, in its order; none for another module."""
-        found = self.module(f"{module}.down_proj") or ""
+        found = self._whole(f"{module}.down_proj") or ""
         return (*self.experts.get(found.removesuffix(".down_proj"), {}),)
 
     def expert_weights(self, name: str) -> ExpertWeights | None:
@@ -113,10 +111,13 @@ class Terms:
         """Whether the embeddings of items depend on a module."""
         return module in self.encoders or module in self.parameters or (self.embeds_items and module in self.table)
 
+    def _whole(self, name: str) -> str | None:
+        return name if name in self._names else self._by_short_name.get(_short(name))
+
     def _of_one_expert(self, name: str) -> str | None:
         """Return an expert's linear layer of earlier releases, by the module that has it now."""
         found = _EXPERT.fullmatch(name)
-        known = None if found is None else self.module(f"{found['experts']}.down_proj")
+        known = None if found is None else self._whole(f"{found['experts']}.down_proj")
         if found is None or known is None or found["name"] not in _OF_ONE:
             return None
         module = known.removesuffix(".down_proj")

@@ -206,7 +206,8 @@ class Weights:
 
     def _mixed(self, name: str, changing: Callable[..., None], module: nn.Module, args: Any, output: Any) -> None:
         if self.targets.is_watching:
-            self.targets.mixture_ran(name, args[0].shape[:-1].numel() if args else 0)
+            is_known = len(args) == (3 if name in self.targets.experts else 1)  # rows, with experts and their shares
+            self.targets.mixture_ran(name, args[0].shape[:-1].numel() if is_known else 0)
         changes = self._changes.get(name, {})
         found = [(places, changes[slot]) for slot, places in self.decoded.groups.items() if slot in changes]
         if found:
