@@ -109,6 +109,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantization", choices=["int8", "int4"])
     parser.add_argument("--weight-cache", help="folder of packed weights (default: none)")
+    parser.add_argument("--max-model-len", type=int, help="tokens of a sequence (default: what the model has)")
     parser.add_argument("--kv-cache-memory", type=int, default=1 << 30, help="bytes (default 1 GiB)")
     args = parser.parse_args()
     start, stages = started(), Stages()
@@ -122,7 +123,8 @@ def main() -> None:
     with stages.of("LLM: the rest"):
         llm = LLM(
             args.model, dtype=args.dtype, quantization=args.quantization, weight_cache=args.weight_cache, device="cpu",
-            max_num_seqs=32, max_model_len=2048, max_num_batched_tokens=2048, kv_cache_memory=args.kv_cache_memory,
+            max_num_seqs=32, max_model_len=args.max_model_len, max_num_batched_tokens=2048,
+            kv_cache_memory=args.kv_cache_memory,
         )  # fmt: skip
     with llm:
         params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=2)
