@@ -15,6 +15,7 @@ from typing import Any
 
 from corellm.config import EngineConfig, MultiModalConfig
 from corellm.engine.llm_engine import LLMEngine
+from corellm.errors import CorellmError, UnsupportedModalityError
 from corellm.frontend.input_processor import InputProcessor, ProcessedPrompt
 from corellm.llm import LLM
 from corellm.loading.locating import locate
@@ -66,6 +67,14 @@ class Subject:
         """Return `wanted`, or the most items of the modality that a prompt may have."""
         limit = self.processor.limits[modality]
         return wanted if limit is None else min(wanted, limit)
+
+    def takes_together(self, modalities: Sequence[str]) -> bool:
+        """Whether a prompt may have an item of each of these modalities: an `UnsupportedModalityError` refuses them."""
+        try:
+            self.process(*self.prompt([(modality, self.item(modality, 3)) for modality in modalities]))
+        except CorellmError as error:  # another one is the request's own
+            return not isinstance(error, UnsupportedModalityError)
+        return True
 
     # --- requests ---------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from corellm.errors import PromptError
+from corellm.frontend.input_processor import ProcessedPrompt
 from corellm.frontend.stated_parts import spans_of
 from corellm.llm import LLM
 from corellm.outputs import RequestOutput
@@ -214,21 +215,38 @@ def _long_output(subject: Subject, short: Sequence[tuple[str, dict[str, list[Any
     """Return a number of tokens with which short prompts that run at once outgrow the longest request's memory."""
     longest = max(len(subject.process(case.text, case.media).token_ids) + case.max_tokens for case in longer)
     longest += max(_num_states(subject, case) for case in longer)
-    if subject.is_encoder_decoder:  # blocks of states do not grow: its decoder fills memory alone
-        return max(2 * _SHORT, longest // 2)
-    prompts = [len(subject.process(*prompt).token_ids) for prompt in short]
+    processed = [subject.process(*prompt) for prompt in short]
+    prompts = [_places(subject, prompt) for prompt in processed]
     for output in itertools.count(_SHORT):
-        whole = max(longest, max(prompts) + output + _LONGER * len(short))
-        if all(_outgrow(prompts, output, scarce_blocks(whole, size), size) for size in SCARCE_BLOCK_SIZES):
+        wholes = [len(p.token_ids) + output + _LONGER * i for i, p in enumerate(processed)]
+        exact, ample = max(longest, *wholes), max(longest, max(wholes) + _LONGER * len(short))  # steps take few tokens
+        if all(
+            _outgrow(prompts, output, scarce_blocks(whole, size), size)
+            for whole in (exact, ample)
+            for size in SCARCE_BLOCK_SIZES
+        ):
             break
     return output
 
 
-def _outgrow(prompts: Sequence[int], output: int, num_blocks: int, block_size: int) -> bool:
+def _places(subject: Subject, prompt: ProcessedPrompt) -> tuple[int, int]:
+    """Return how many states a request keeps, which do not grow, and tokens, which do; of a decoder all are tokens."""
+    if not subject.is_encoder_decoder:
+        return 0, len(prompt.token_ids)
+    begins = subject.hooks.get_decoder_prompt(token_ids=prompt.token_ids, mm_features=prompt.features)
+    states = len(prompt.token_ids) if begins.num_states is None else begins.num_states
+    return states, len(begins.token_ids)
+
+
+def _outgrow(prompts: Sequence[tuple[int, int]], output: int, num_blocks: int, block_size: int) -> bool:
     """Whether the prompts that are taken at once, one block left free, need more blocks before one of them ends."""
-    taken = [*itertools.accumulate(-(-prompt // block_size) for prompt in prompts)]
+
+    def blocks(states: int, tokens: int) -> int:
+        return -(-states // block_size) - (-tokens // block_size)
+
+    taken = [*itertools.accumulate(blocks(*prompt) for prompt in prompts)]
     running = prompts[: sum(num < num_blocks for num in taken)]
-    return sum(-(-(prompt + output - 1) // block_size) for prompt in running) > num_blocks
+    return sum(blocks(states, tokens + output - 1) for states, tokens in running) > num_blocks
 
 
 def _num_states(subject: Subject, case: Case) -> int:
@@ -244,12 +262,16 @@ def _text_cases() -> Iterator[Case]:
 
 
 def _item_cases(subject: Subject) -> Iterator[Case]:
-    """Yield requests with one item, with several of several modalities, with many, with a shared prefix."""
+    """Yield requests with one item, with several of several modalities, with many, with a shared prefix.
+
+    Where modalities are refused together, those with several items have them of one.
+    """
     several = {modality: subject.several(modality) for modality in subject.modalities}
+    beside = subject.takes_together(subject.modalities)
     for i, question in enumerate(QUESTIONS):
         modality = subject.modalities[i % len(subject.modalities)]
         one: list[Part] = [(modality, subject.item(modality, 11 * i)), question]
-        kinds = list(several) if i % 2 else list(several)[::-1]
+        kinds = [modality] if not beside else list(several) if i % 2 else list(several)[::-1]
         many: list[Part] = [
             part for m in kinds for k in range(several[m]) for part in (f"{m}", (m, subject.item(m, 50 + 7 * i + k)))
         ]
