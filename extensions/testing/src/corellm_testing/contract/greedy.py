@@ -234,6 +234,7 @@ def _places(subject: Subject, prompt: ProcessedPrompt) -> tuple[int, int]:
     if not subject.is_encoder_decoder:
         return 0, len(prompt.token_ids)
     begins = subject.hooks.get_decoder_prompt(token_ids=prompt.token_ids, mm_features=prompt.features)
+    assert begins is not None, "an encoder-decoder begins with a token"
     states = len(prompt.token_ids) if begins.num_states is None else begins.num_states
     return states, len(begins.token_ids)
 
