@@ -436,6 +436,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "Qwen3VLMoeForConditionalGeneration": Kind(image_processor="Qwen2VLImageProcessorPil"),
     "Qwen3_5ForConditionalGeneration": Kind(seed=1),
+    "Qwen3_5MoeForConditionalGeneration": Kind(seed=1),
     "Qwen4ExpForConditionalGeneration": Kind(
         config={
             "text_config": {
