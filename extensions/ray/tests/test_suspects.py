@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from corellm.engine.process.codec import RequestCodec
 from corellm.engine.process.messages import Delta
-from corellm.errors import EngineDeadError, PromptError
+from corellm.errors import EngineDeadError, EngineLostError, PromptError
+from corellm.frontend.input_processor import ProcessedPrompt
+from corellm.sampling_params import SamplingParams
 from corellm_ray.client import ReplicatedLLM
-from corellm_server.suspects import Suspects
+from corellm_server.suspects import Suspects, print_of
 
 
 class Scripted(ReplicatedLLM):
@@ -36,7 +41,7 @@ class Scripted(ReplicatedLLM):
 
 async def read(llm: Scripted, one: bytes, key: bytes = b"") -> list[str]:
     """The deltas of a request."""
-    return [delta.request_id async for delta in llm._alone(one, (b"", b""), key)]
+    return [delta.request_id async for delta in llm._alone(one, llm._deltas((b"", b""), key))]
 
 
 def test_a_suspect_that_is_read_slowly_keeps_none_waiting() -> None:
@@ -44,7 +49,7 @@ def test_a_suspect_that_is_read_slowly_keeps_none_waiting() -> None:
 
     async def ask() -> None:
         llm = Scripted()
-        slow: Any = llm._alone(b"slow", (b"", b""), b"")
+        slow: Any = llm._alone(b"slow", llm._deltas((b"", b""), b""))
         assert (await anext(slow)).request_id == "0"
         others = [asyncio.ensure_future(read(llm, name)) for name in (b"a", b"b")]
         for _ in range(1000):
@@ -61,7 +66,7 @@ def test_a_suspect_whose_reader_leaves_or_whose_replica_ends_lets_the_next_one_r
 
     async def ask() -> None:
         llm = Scripted()
-        left: Any = llm._alone(b"left", (b"", b""), b"")
+        left: Any = llm._alone(b"left", llm._deltas((b"", b""), b""))
         await anext(left)
         await left.aclose()
         with pytest.raises(EngineDeadError, match="it ended"):
@@ -72,5 +77,45 @@ def test_a_suspect_whose_reader_leaves_or_whose_replica_ends_lets_the_next_one_r
         with pytest.raises(PromptError, match="engines ended while they had this request"):
             await read(llm, b"killer")
         assert llm.running == 0
+
+    asyncio.run(ask())
+
+
+class Deadly(Scripted):
+    """Replicas that end with each request, before or after its first delta."""
+
+    def __init__(self, *, first: bool) -> None:
+        super().__init__()
+        self._use: Any = SimpleNamespace(
+            own_params=lambda given, *_: given.clone(), ready=lambda prompt, params, *_: (prompt, params)
+        )
+        self._sizes: Any = SimpleNamespace(tasks=(), max_total_tokens=9)
+        self._front: Any = SimpleNamespace(input_processor=None)
+        self._default_params, self._codec, self._ids = SamplingParams(), RequestCodec(), itertools.count()
+        self._first, self.num_ended = first, 0
+
+    async def _deltas(self, request: tuple[bytes, bytes], key: bytes) -> AsyncGenerator[Delta, None]:
+        await asyncio.sleep(0)
+        self.num_ended += 1
+        if self._first:
+            raise EngineDeadError("it ended")
+        yield Delta("0", [], False)  # and its answer breaks off
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_what_ends_replicas_is_known_before_the_next_such_request_runs(first: bool) -> None:
+    """Of two with one prompt the third end of one tells, and the other one has no third replica."""
+
+    async def ask() -> None:
+        llm, prompt, params = Deadly(first=first), ProcessedPrompt(None, [1, 2], []), SamplingParams(seed=1)
+        llm._suspects.note([print_of(prompt, params)], is_alone=False)
+
+        async def run() -> None:
+            async for _ in llm.generate(prompt, params):
+                pass
+
+        found = await asyncio.gather(run(), run(), return_exceptions=True)
+        assert [type(error) for error in found] == [EngineLostError, PromptError]
+        assert llm.num_ended == 5
 
     asyncio.run(ask())

@@ -178,8 +178,8 @@ class ReplicatedLLM(AsyncMaintenance):
             progress.begin_again()
             try:
                 self._suspects.check(one)  # another one of the same prompt may have ended replicas meanwhile
-                run = self._alone(one, request, key) if one in self._suspects else self._deltas(request, key)
-                async with aclosing(run) as deltas:
+                run = self._noted(one, self._deltas(request, key), tries_left)
+                async with aclosing(self._alone(one, run) if one in self._suspects else run) as deltas:
                     async for delta in deltas:
                         news = progress.news(delta)
                         if news is None:
@@ -194,16 +194,33 @@ class ReplicatedLLM(AsyncMaintenance):
                         if output.finished:
                             self._suspects.clear(one)
                             return
-                reason: Exception = EngineDeadError("a replica's answer broke off")
             except (RayActorError, EngineDeadError) as error:
-                reason = error
-            logger.warning("a replica ended with a request in flight: %s", reason)
+                logger.warning("a replica ended with a request in flight: %s", error)
+                if not tries_left:
+                    raise EngineLostError("the replicas that had the request ended; send it again") from error
+
+    async def _noted(
+        self, one: bytes, run: AsyncGenerator[Delta, None], tries_left: int
+    ) -> AsyncGenerator[Delta, None]:
+        """What a replica yields of a request; that it ends with it is noted before who reads this learns of it.
+
+        Raises:
+            RayActorError, EngineDeadError: it ended.
+        """
+        is_whole = False
+        try:
+            async with aclosing(run):
+                async for delta in run:
+                    is_whole = delta.finished
+                    yield delta
+            if not is_whole:
+                raise EngineDeadError("a replica's answer broke off")
+        except (RayActorError, EngineDeadError):
             if tries_left <= 1:
                 self._suspects.note([one], is_alone=not tries_left)
-            if not tries_left:
-                raise EngineLostError("the replicas that had the request ended; send it again") from reason
+            raise
 
-    async def _alone(self, one: bytes, request: tuple[bytes, bytes], key: bytes) -> AsyncGenerator[Delta, None]:
+    async def _alone(self, one: bytes, run: AsyncGenerator[Delta, None]) -> AsyncGenerator[Delta, None]:
         """What a replica yields of a request that may be what ends replicas, when no other such one runs.
 
         The next one waits for the replica, and not for who reads this.
@@ -213,16 +230,16 @@ class ReplicatedLLM(AsyncMaintenance):
         """
         found: asyncio.Queue[Delta | None] = asyncio.Queue()
 
-        async def run() -> None:
+        async def read_all() -> None:
             try:
-                async with self._turn, aclosing(self._deltas(request, key)) as deltas:
+                async with self._turn, aclosing(run):
                     self._suspects.check(one)
-                    async for delta in deltas:
+                    async for delta in run:
                         found.put_nowait(delta)
             finally:
                 found.put_nowait(None)
 
-        task = asyncio.ensure_future(run())
+        task = asyncio.ensure_future(read_all())
         try:
             while (delta := await found.get()) is not None:
                 yield delta
