@@ -254,6 +254,18 @@ def test_an_interrupted_step_is_computed_again(llm: LLM, monkeypatch: pytest.Mon
     engine.scheduler.blocks.check_integrity()
 
 
+def test_a_model_that_sleeps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests wait, and those that are aborted end."""
+    engine = llm.engine
+    monkeypatch.setattr(engine.scheduler, "max_num_seqs", 0)
+    engine.add_request("a", "hello", PoolingParams(task="embed"))  # type: ignore[arg-type]
+    assert not engine.has_unfinished_requests()
+    engine.abort_request("a")
+    assert engine.has_unfinished_requests()
+    assert [str(output.error) for output in engine.step()] == ["the request was aborted before it had a result"]
+    assert not engine.has_unfinished_requests()
+
+
 def test_a_model_that_generates(tiny_llava: Path) -> None:
     """A model loaded to generate text says how to load it for embeddings; a pooling one cannot serve text commands."""
     with LLM(tiny_llava, **SMALL) as generating:

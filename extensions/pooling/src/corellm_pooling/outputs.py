@@ -46,6 +46,11 @@ class PooledOutputs:
         """Number of callers' requests whose output has not been returned."""
         return len(self._entries)
 
+    @property
+    def has_outputs(self) -> bool:
+        """Whether outputs are due that no step made, as those of aborted requests."""
+        return bool(self._due)
+
     def add(
         self, request_id: str, prompt: str | None, requests: list[Request], *, kind: RequestOutputKind, queued_ts: float
     ) -> None:
