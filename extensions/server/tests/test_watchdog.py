@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,6 +57,15 @@ def test_row_38_a_paused_machine_is_no_hang(times: Times) -> None:
     dog = Watchdog(times, 10.0)  # type: ignore[arg-type]
     assert not times.watch(dog, 3)
     assert not times.watch(dog, 3600, step=3600)
+
+
+def test_row_38_engines_that_are_started_again_hang_in_nothing(times: Times) -> None:
+    """However long they load while requests wait for them: none gives signs of life then."""
+    dog, times.seconds_silent = Watchdog(times, 10.0), math.inf  # type: ignore[arg-type]
+    assert not times.watch(dog, 60)
+    times.seconds_silent = 0.0
+    assert not times.watch(dog, 9)
+    assert times.watch(dog, 4)
 
 
 def test_row_38_can_be_turned_off(times: Times) -> None:

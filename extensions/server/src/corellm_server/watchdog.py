@@ -1,11 +1,12 @@
 """Whether the engine hangs: it has work, and gives no sign of life for longer than its longest step.
 
 Knows times only. A process or machine that was paused as a whole is no hang: the time between two looks counts as a
-second at most.
+second at most. Nor do engines hang that are being started again, however long requests wait for one.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Protocol
 
@@ -19,7 +20,7 @@ class HasSigns(Protocol):
 
     @property
     def seconds_silent(self) -> float:
-        """Seconds since the last one."""
+        """Seconds since the last one; infinite where no engine serves."""
 
 
 class Watchdog:
@@ -40,7 +41,8 @@ class Watchdog:
         now = time.monotonic()
         self._silent_seconds += min(now - self._looked, _MOST_OF_A_LOOK)
         self._looked = now
-        if not has_work or self._client.seconds_silent < _SILENT_SECONDS:
+        seconds_silent = self._client.seconds_silent
+        if not has_work or seconds_silent < _SILENT_SECONDS or math.isinf(seconds_silent):
             self._silent_seconds = 0.0
 
     @property
