@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from corellm.errors import MediaError
 from corellm.media.files import open_regular_file
 
 _NOT_FOLLOWED = os.O_NOFOLLOW | getattr(os, "O_PATH", os.O_NONBLOCK)  # opening a device may have effects of its own
@@ -32,6 +33,10 @@ def opened_below(root: Path, name: str) -> Iterator[BinaryIO]:
     opened = _open_below(root, (root / name).resolve(strict=True).relative_to(root))
     try:
         stream = open_regular_file(f"/dev/fd/{opened}")
+    except MediaError as error:
+        if isinstance(error.__cause__, OSError):
+            raise error.__cause__ from None  # whose path says nothing
+        raise
     finally:
         os.close(opened)
     with stream:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import json
 import os
 from pathlib import Path
@@ -158,6 +159,19 @@ def test_what_comes_in_the_place_of_an_image_is_not_read(images: Path, monkeypat
 
     monkeypatch.setattr(Path, "resolve", resolved)
     assert raced.loaded().wrong == "there is no image 'more/c.webp' in the directory"
+
+
+def test_an_image_that_may_not_be_read_is_not_said_to_be_absent(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be another user's."""
+    opened = os.open
+
+    def denied(path: Any, *arguments: Any, **options: Any) -> int:
+        if str(path).startswith("/dev/fd/"):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", denied)
+    assert requests(images, "what?")[0].wrong == "the image 'a.JPG' cannot be read: Permission denied"
 
 
 def test_directories_and_options_that_do_not_fit(images: Path) -> None:
