@@ -10,6 +10,7 @@ import math
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +36,7 @@ from corellm_server.data_parallel.client import DataParallelLLM
 from corellm_server.data_parallel.division import devices_of, in_order, shares_of
 from corellm_server.data_parallel.group import pause
 from corellm_server.data_parallel.placing import Placing
-from corellm_server.data_parallel.sending import Request
+from corellm_server.data_parallel.sending import Request, SendingLink, _Job
 from corellm_server.errors import ApiError
 from corellm_server.routing import key_of, preferences
 from corellm_server.suspects import Suspects, print_of
@@ -674,6 +675,28 @@ def test_a_client_that_leaves_as_its_request_changes_engines_ends_it() -> None:
     request = Request("a", ProcessedPrompt(None, [1], []), SamplingParams(), None, 0.0)
     engines.placing.add_again(request)
     assert sorted(engines.has) == [[], ["b"]]
+
+
+def test_a_request_is_counted_while_it_is_being_sent() -> None:
+    """Whenever the thread that sends takes it: an engine that has one is no engine for a suspect."""
+    link: Any = SendingLink.__new__(SendingLink)
+    link._changed, link._current, link._jobs = threading.Condition(), None, [_Job(print, print, "a")]
+
+    class Requests(dict[str, Any]):
+        """Those that were sent; the thread takes the next one just before they are counted."""
+
+        def __len__(self) -> int:
+            if link._jobs:
+                link._current = link._jobs.pop()
+            return super().__len__()
+
+    link._requests = Requests()
+    assert link.num_requests == 1
+    assert link.num_requests == 1
+    link._requests["a"] = None
+    assert link.num_requests == 1
+    link._current = None
+    assert link.num_requests == 1
 
 
 def test_suspects_are_those_that_no_engine_finished(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,9 +69,10 @@ class SendingLink(EngineLink):
     @property
     def num_requests(self) -> int:
         """Requests that the engine has not finished, or is to get."""
-        current = self._current
+        with self._changed:
+            current, num_waiting = self._current, self._num_waiting
         is_packed = current is not None and current.request_id is not None and current.request_id not in self._requests
-        return super().num_requests + self._num_waiting + is_packed
+        return num_waiting + is_packed + super().num_requests  # last: one that is sent meanwhile is not missed
 
     @property
     def is_full(self) -> bool:
