@@ -30,7 +30,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "inward": {"r": 2, "target_modules": [], "target_parameters": BOTH[:1]},
 }  # fmt: skip
 SIZES = {"moe_intermediate_size": 32, "num_experts_per_tok": 2, "num_key_value_heads": 2, "intermediate_size": 32}
-ROUTED = {"target_parameters": [*BOTH, "mlp.gate.weight"], "target_modules": [], "r": 4}
+ROUTED = {
+    "target_parameters": [*BOTH, "mlp.gate.weight", "k_proj.weight"], "target_modules": [], "r": 4,
+    "alpha_pattern": {"k_proj.weight": 90}, "rank_pattern": {"mlp.gate.weight": 3},
+}  # fmt: skip
 ALL = {"r": 4, "target_modules": "all-linear", "lora_alpha": 16}
 FAMILIES: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
     "Qwen3MoeForCausalLM": (

@@ -100,14 +100,13 @@ class _Checks:
             return module
         return f"{module}.{found[0 if is_inner else -1]}"
 
-    def _ranked(self, module: str, target: str) -> str:
+    def _ranked(self, module: str) -> str:
         """Return what PEFT calls a module in patterns of ranks and scales."""
-        is_parameter = target in self.terms.routers and self.config.targets_parameter(f"{module}.weight")
-        return f"{module}.weight" if is_parameter else module
+        return f"{module}.weight" if self.config.targets_parameter(f"{module}.weight") else module
 
     def _checked(self, module: str, target: str, keys: Mapping[str, str]) -> Iterator[tuple[str, Change]]:
         tokens = self.config.tokens_of(module) if "tokens" in keys else ()
-        change = Change(keys, self.config.scale_of(self._ranked(module, target)) if "a" in keys else 1.0, tokens)
+        change = Change(keys, self.config.scale_of(self._ranked(module)) if "a" in keys else 1.0, tokens)
         for part, key in keys.items():
             want, shape = self._wanted(module, target, part, change), self.shapes[key]
             if list(_as_rows(shape) if self.terms.linear(target) else shape) != want:
@@ -128,7 +127,7 @@ class _Checks:
                 yield output, Change({"tokens": keys["tokens"]}, token_ids=tokens)
 
     def _check_factors(self, module: str, target: str, change: Change) -> None:
-        if (rank := self.config.rank_of(self._ranked(module, target))) > self.terms.max_rank:
+        if (rank := self.config.rank_of(self._ranked(module))) > self.terms.max_rank:
             raise refusal(
                 self.name,
                 f"{module} has rank {rank}, and this model takes up to {self.terms.max_rank}; raise max_lora_rank",
@@ -149,7 +148,7 @@ class _Checks:
         Raises:
             InvalidParameterError: the module cannot have it.
         """
-        rank, wanted = self.config.rank_of(self._ranked(module, target)), {}
+        rank, wanted = self.config.rank_of(self._ranked(module)), {}
         if (experts := self.terms.expert_weights(target)) is not None:
             first, end = experts.outputs
             all_ranks = rank * experts.num_experts
