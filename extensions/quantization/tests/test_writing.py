@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -280,6 +281,27 @@ def test_folders_of_killed_runs_are_removed_and_those_of_running_ones_stay(tmp_p
         assert {*tmp_path.iterdir()} == {other, made}
         made.rename(tmp_path / "a")
     assert {*tmp_path.iterdir()} == {other, tmp_path / "a"}
+
+
+def test_an_unfinished_folder_waits_for_no_lock_of_others_and_is_made_again_where_it_was_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may read the folder around it may lock that; one that is not locked yet looks as if it were left."""
+    make, made = tempfile.mkdtemp, []
+
+    def make_and_lose(**options: Any) -> str:
+        made.append(make(**options))
+        if len(made) == 1:
+            os.rmdir(made[0])
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", make_and_lose)
+    lock = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with unfinished_folder(tmp_path / "a") as folder:
+        assert [str(folder)] == made[1:] == [str(path) for path in tmp_path.iterdir()]
+    os.close(lock)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_files_are_bounded(tiny_llava: Path, written: Path, tmp_path: Path) -> None:
