@@ -23,7 +23,7 @@ from corellm.errors import CheckpointError, InvalidParameterError, RequestError
 from corellm.loading.weight_places import weight_places
 from corellm_testing.tiny_text import make_tiny_checkpoint as make_tiny_text
 from corellm_training import model_weights
-from corellm_training.set_aside import SetAside
+from corellm_training.set_aside import SetAside, discard
 from tests.fixtures import random_image
 
 PARAMS = [
@@ -278,6 +278,15 @@ def test_memory_of_a_device_comes_back() -> None:
         aside.restore()
         aside.restore()
         assert whole.tolist() == (list(range(12)) if keep else [0] * 12)
+
+
+def test_memory_of_a_transposed_weight_is_given_back() -> None:
+    """As GPT-2's weights are; other numbers between those of a tensor stay."""
+    whole = torch.ones(512, 2 * 512)
+    discard([whole[:, ::2].t()])
+    assert whole.all()
+    discard([whole.t()])
+    assert whole.count_nonzero() < whole.numel() / 8
 
 
 # --- other weights --------------------------------------------------------------------------------------------------

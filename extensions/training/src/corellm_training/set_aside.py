@@ -64,7 +64,8 @@ def _bytes(storage: torch.UntypedStorage) -> Tensor:
 
 def _discard_pages(tensor: Tensor) -> None:
     """Give back the pages that a tensor has whole, where the system takes them and a later read gives zeros."""
-    if not hasattr(mmap, "MADV_DONTNEED") or not tensor.is_contiguous():
+    outward = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)  # a transposed weight has its memory, too
+    if not hasattr(mmap, "MADV_DONTNEED") or not tensor.permute(outward).is_contiguous():
         return
     first = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     last = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
