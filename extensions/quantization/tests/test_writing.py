@@ -264,6 +264,10 @@ def test_files_beside_the_weights_are_copied_and_others_are_named(
     (source / "merges.md").symlink_to("nowhere")
     with pytest.raises(CheckpointError, match=r"source/merges.md cannot be read: No such file"):
         write_quantized(str(source), tmp_path / "again", WANTED)
+    (source / "merges.md").unlink()
+    os.mkfifo(source / "merges.md")
+    with pytest.raises(CheckpointError, match=r"source/merges.md cannot be read: .* is a named pipe"):
+        write_quantized(str(source), tmp_path / "again", WANTED)
     assert not (tmp_path / "again").exists()
 
 
@@ -345,7 +349,17 @@ def test_what_ends_early_leaves_nothing(tiny_llava: Path, tmp_path: Path, monkey
     monkeypatch.setattr("corellm_quantization.writing.checkpoint.write_shards", full)
     with pytest.raises(CheckpointError, match="other cannot be written: No space left on device"):
         write_quantized(str(tiny_llava), tmp_path / "other", WANTED)
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(CheckpointError, match=r"other cannot be written: \[Errno 28\] No space left on device$"):
+        write_quantized(str(tiny_llava), tmp_path / "other", WANTED)
     assert [path.name for path in tmp_path.rglob("*")] == ["made", "config.json"]
+
+
+def test_a_model_without_linear_layers_to_round_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    """GPT-2's weights have a row for each input, which the format has not."""
+    source = tiny_text.make_tiny_checkpoint(tmp_path / "source", architecture="GPT2LMHeadModel")
+    with pytest.raises(ConfigError, match=r"no linear layer .* a row for each input.*quantization='int8' or 'int4'"):
+        write_quantized(str(source), tmp_path / "made", WANTED)
 
 
 def test_weights_are_those_that_are_loaded(tiny_llava: Path, written: Path, tmp_path: Path) -> None:

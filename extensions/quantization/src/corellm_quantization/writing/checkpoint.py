@@ -272,7 +272,7 @@ def _copy(source: str, to: str) -> None:
     try:
         shutil.copyfile(source, to)
     except OSError as error:
-        if error.filename in (None, to):
+        if error.filename in (None, to) and not isinstance(error, shutil.SpecialFileError):
             raise
         raise CheckpointError(f"{source} cannot be read: {error.strerror or error}; download it again") from error
 
@@ -291,6 +291,8 @@ def _naming_the_target(target: Path) -> Iterator[None]:
     """Say of errors of the system, as of a full disk, what could not be written."""
     try:
         yield
+    except shutil.Error as error:  # of a whole folder: one for each of its files
+        raise CheckpointError(f"{target} cannot be written: {error.args[0][0][2]}") from error
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written: {error.strerror or error}") from error
 

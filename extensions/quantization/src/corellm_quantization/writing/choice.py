@@ -123,6 +123,11 @@ def choose(
         for name, linear in names.items()
         if name in readable and id(linear) in inside & run and is_quantizable(linear)
     }
+    if not open_to:
+        raise ConfigError(
+            "no linear layer of the decoder has its weight in the files as others read it rounded (GPT-2's have a row "
+            "for each input): use quantization='int8' or 'int4' when the model is loaded"
+        )
     _require_found("--8-bits", wanted.eight, open_to, "linear layer that can be rounded")
     _require_found("--ignore", wanted.ignore, names, "linear layer")
     layouts = {name: wanted.layout(name, is_output=linear is output) for name, linear in open_to.items()}
