@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from corellm.errors import ContractError
@@ -287,8 +288,20 @@ def _linears_of(parent: nn.Module) -> Iterator[tuple[str, _Place]]:
         yield name, _Place(parent, *place)
     whole = {place.child for place in joined.values()}
     for name, child in parent.named_children():
-        if name not in whole and None not in _size(child):
+        if name not in whole and None not in _size(child) and _gives_rows(child):
             yield name, _Place(parent, name, slice(0, _size(child).out_features))
+
+
+def _gives_rows(layer: nn.Module) -> bool:
+    """Whether a layer gives outputs for rows of inputs: some routers are linear layers that choose experts by these."""
+    if not isinstance(layer, nn.Linear) or type(layer).forward is nn.Linear.forward or layer.weight.itemsize < 2:
+        return True
+    try:
+        with torch.inference_mode():
+            output = layer(layer.weight.new_zeros(1, layer.in_features))
+    except RuntimeError:  # it takes other inputs
+        return False
+    return isinstance(output, Tensor)
 
 
 def _is_taken(layer: nn.Module, outputs: slice, addition: Addition) -> bool:

@@ -44,6 +44,9 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
         CONFIGS,
     ),
     "MixtralForCausalLM": ({**SIZES, "num_local_experts": 4}, {"all": ALL}),
+    "PhimoeForCausalLM": (
+        {**SIZES, "num_local_experts": 4}, {"router": {**CONFIGS["inward"], "target_parameters": ["router.weight"]}}
+    ),
 }  # fmt: skip
 OF_ONE = {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}
 """The linear layers of Mixtral's experts in earlier releases, by the parameters that have them now."""
@@ -87,6 +90,13 @@ def test_tokens_equal_pefts(mixture: Adapted) -> None:
         together = generate(llm, [PROMPTS[1], PROMPTS[2]], mixture.requests(("experts", "inward")))
         (alone,) = generate(llm, [PROMPTS[1]], mixture.request("experts"))
         assert numbers_of(alone)[0] == numbers_of(together[0])[0]
+
+
+def test_a_router_that_is_a_kind_of_linear_layer(tmp_path: Path) -> None:
+    """PhiMoE's returns experts for rows, where linear layers return outputs."""
+    phimoe = make(tmp_path, "PhimoeForCausalLM")
+    with engine(phimoe, max_loras=1) as llm:
+        require_pefts(phimoe, llm, [(PROMPTS[2], "router"), (PROMPTS[2], None)])
 
 
 def as_before(folder: Path, adapter: LoRARequest) -> LoRARequest:

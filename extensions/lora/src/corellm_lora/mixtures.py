@@ -34,12 +34,15 @@ def expert_sizes(module: Any) -> dict[str, tuple[int, int, int]]:
 def router_size(module: Any, num_experts: int) -> tuple[int, int] | None:
     """Return inputs and outputs of a module that chooses experts for each row by one weight; None for another one."""
     weight = module._parameters.get("weight")
-    if isinstance(module, nn.Linear) or weight is None or weight.dim() != 2 or len(weight) != num_experts:
+    if weight is None or weight.dim() != 2 or len(weight) != num_experts:
         return None
     if len(inspect.signature(module.forward).parameters) != 1 or any(module.children()):
         return None  # it takes more than rows, or more happens to these
     with torch.inference_mode():
-        found = _tensors(module(weight.new_ones(3, weight.shape[1])))
+        output = module(weight.new_ones(3, weight.shape[1]))
+    if isinstance(module, nn.Linear) and isinstance(output, Tensor):
+        return None  # a linear layer as others are
+    found = _tensors(output)
     return (weight.shape[1], num_experts) if all(len(one) == 3 for one in found) else None
 
 
