@@ -12,7 +12,11 @@ from corellm.plain_linears import plain_linears
 
 
 def transpose_linears(model: nn.Module) -> None:
-    """Replace such layers inside `model` by linear ones of the same values, which stay where they are."""
+    """Replace such layers inside `model` by linear ones of the same values, which stay where they are.
+
+    The model says which they were: `transposed_linears`, their names.
+    """
+    names, transposed = {module: name for name, module in model.named_modules()}, []
     for parent, name in plain_linears(model, (Conv1D,)):
         layer = getattr(parent, name)
         if isinstance(layer, Conv1D):
@@ -20,3 +24,5 @@ def transpose_linears(model: nn.Module) -> None:
             made.weight = nn.Parameter(layer.weight.detach().t(), requires_grad=False)
             made.bias = nn.Parameter(layer.bias.detach(), requires_grad=False)
             setattr(parent, name, made)
+            transposed.append(f"{names[parent]}.{name}".removeprefix("."))
+    vars(model)["transposed_linears"] = tuple(transposed)

@@ -157,9 +157,15 @@ class _Checks:
             wanted = {"a": [rank, size[0]], "b": [size[1], rank]}
         elif (size := self.terms.linear(target)) is not None:
             inputs, outputs = size
+            is_transposed = target in self.terms.transposed
+            if is_transposed and self.config.targets_parameter(f"{module}.weight"):
+                raise refusal(
+                    self.name,
+                    f"target_parameters: the weight of {module} has a row for each input; train it with target_modules",
+                )
             wanted = {
                 "a": [rank, inputs], "b": [outputs, rank], "b_bias": [outputs], "magnitude": [outputs],
-                f"{OWN}weight": [outputs, inputs], f"{OWN}bias": [outputs],
+                f"{OWN}weight": [inputs, outputs] if is_transposed else [outputs, inputs], f"{OWN}bias": [outputs],
             }  # fmt: skip
             if target in self.terms.output:
                 wanted["tokens"] = [len(change.token_ids), inputs]

@@ -35,6 +35,7 @@ class Targets:
         inner = [(name, module) for name, module in linears.model.named_modules() if module in inside]
         self.experts = {name: sizes for name, module in inner if (sizes := expert_sizes(module))}
         self.routers = {name: size for name, module in inner if (size := self._router_size(name, module))}
+        self.transposed: tuple[str, ...] = getattr(linears.model, "transposed_linears", ())
         self._in_part: set[str] = set()
         """Names of those of these modules that ran on other rows than those of a step's tokens."""
         self._ran: set[str] = set()
@@ -109,6 +110,7 @@ class Targets:
             experts,
             tuple(name for name in experts if not getattr(self.module(name), "is_concatenated", True)),
             {name: size for name, size in self.routers.items() if name in whole},
+            self.transposed,
         )
 
     def module(self, name: str) -> nn.Module:

@@ -67,6 +67,8 @@ class Terms:
     """Modules of experts whose joined outputs are not one half behind the other."""
     routers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Inputs and outputs of modules that choose experts."""
+    transposed: tuple[str, ...] = ()
+    """Linear layers whose weights have a row for each input in the checkpoint, and in what replaces them."""
 
     def note(self, findings: MutableMapping[str, Any]) -> None:
         """Write it where the process that prepares prompts finds it."""

@@ -139,6 +139,8 @@ class Weights:
 
     def _fill_linear(self, slot: int, name: str, values: Values) -> None:
         tensors = {part: tensor.flatten(1) if tensor.dim() > 1 else tensor for part, tensor in values.tensors.items()}
+        if name in self.targets.transposed and f"{OWN}weight" in tensors:
+            tensors[f"{OWN}weight"] = tensors[f"{OWN}weight"].t().contiguous()
         change, factor = self._made[name].change(values._replace(tensors=tensors)), None
         if change is not None:
             self._change(slot, name, change)
