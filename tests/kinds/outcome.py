@@ -20,7 +20,7 @@ RULES = Path(__file__).with_name("kind.py")
 _MARK = "outcome of "
 _WAY_OUT = re.compile(
     r"; (?:this architecture needs a plugin of its own, whose \w+ says it, or )?"
-    r"run th(?:e|is) checkpoint with transformers' own generate$"
+    r"run th(?:e|is) checkpoint with transformers' own (?:generate|code)$"
 )
 """What all errors end with; the page says it once."""
 _ABSENT = re.compile(r"(torchvision|torchaudio|timm|mistral.?common|num2words|pytesseract)", re.IGNORECASE)

@@ -16,7 +16,7 @@ from corellm.attention.paged import register_attention
 from corellm.attention.reference import ReferenceAttention
 from corellm.errors import CheckpointError
 from corellm.hookspecs import LoadConfig
-from corellm.loading.decoder_probe import probe_decoder
+from corellm.loading.decoder_probe import DecoderProbe, probe_decoder
 from corellm.loading.two_way import _cuts_spans, causal_layers, probe_spans
 from corellm.modelling import visible_tokens
 from corellm.modelling.defaults import load_transformers_model
@@ -240,6 +240,15 @@ def test_layers_that_forget_generated_tokens_are_refused(tmp_path: Path) -> None
     decoder.config.layer_types = ["full_attention", "reference_sliding_attention"]
     with pytest.raises(CheckpointError, match="of generated tokens only the last"):
         probed()
+
+
+def test_what_attention_is_asked_for_beside_is_named_with_what_it_is_of() -> None:
+    """Numbers of tokens and of pairs, as Inkling 2 has them for each of its heads; others by their name alone."""
+    probe = DecoderProbe("Decoder", 8, softcaps=True, sinks=True, biases=True, device=torch.device("cpu"))
+    more = {"sinks": torch.zeros(1, 3, 2, 1), "position_bias": torch.zeros(1, 3, 2, 2), "slopes": torch.zeros(3)}
+    said = "^Decoder passes position_bias of each pair of tokens, sinks of each token, slopes to attention, which"
+    with pytest.raises(CheckpointError, match=said):
+        probe.check(nn.Module(), None, None, None, None, more)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 4), (4, 3)])

@@ -165,7 +165,8 @@ class DecoderProbe:
         known = _HARMLESS | {"position_bias"} if has_bias else _HARMLESS
         unknown = sorted(name for name in more.keys() - known if more[name] is not None and more[name] is not False)
         if unknown:
-            self.refuse(f"passes {', '.join(unknown)} to attention, which corellm does not compute")
+            described = ", ".join(f"{name}{_per(more[name])}" for name in unknown)
+            self.refuse(f"passes {described} to attention, which corellm does not compute")
         if softcap is not None and not self._softcaps:
             self.refuse(
                 "caps attention scores, which this attention backend does not (attention_backend='reference' does)"
@@ -204,6 +205,14 @@ class DecoderProbe:
         """Which keys each query sees in the engine's attention: those up to itself, within the window."""
         seen = self._keys <= self._queries
         return seen if window is None else seen & (self._keys > self._queries - window)
+
+
+def _per(value: Any) -> str:
+    """Say whether an argument `[batch, heads, queries, keys]` of attention has numbers of tokens, or of pairs."""
+    shape = tuple(value.shape) if isinstance(value, Tensor) else ()
+    if len(shape) != 4 or shape[2] != _NUM_TOKENS:
+        return ""
+    return {1: " of each token", _NUM_TOKENS: " of each pair of tokens"}.get(shape[3], "")
 
 
 def _state_mask(*, mask_function: Callable[..., Any], **_: Any) -> StatedMask:

@@ -22,6 +22,7 @@ from corellm.hookspecs import hookimpl
 from corellm.loading.locating import locate
 from corellm.multimodal import PromptReplacement
 from corellm.system.memory import DeviceMemory
+from corellm.tiny_checkpoints import write_json
 from corellm_llava import Llava
 from corellm_testing.reference import Continuation, Reference
 from corellm_testing.trial import Trial, reference_of
@@ -137,13 +138,16 @@ def test_a_weight_is_missing(run: Try, tiny: Callable[[str], Path], tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("architecture", "hook"),
-    [("PI0ForConditionalGeneration", "get_prompt_updates"), ("Qwen4ExpForConditionalGeneration", None)],
+    [("VipLlavaForConditionalGeneration", "get_prompt_updates"), ("Qwen4ExpForConditionalGeneration", None)],
 )
 def test_what_a_plugin_would_say(run: Try, tmp_path: Path, architecture: str, hook: str | None) -> None:
     """A model that the generic adapter refuses: the hook in which a plugin of its family would say it, or none can."""
     from corellm_transformers.tiny import make_tiny_checkpoint
 
     make_tiny_checkpoint(tmp_path, architecture=architecture)
+    processor = tmp_path / "processor_config.json"
+    stated = json.loads(processor.read_text(encoding="utf-8"))
+    write_json(tmp_path, {processor.name: {**stated, "patch_size": None}})  # of VipLlava: it counts no image's tokens
     found = findings_of(run(tmp_path, "--json"))
     assert broken(found) == {"loads": hook}
     assert ("plugin of its own" in found["loads"]["said"]) == (hook is not None)

@@ -185,7 +185,16 @@ def test_a_decoder_with_biases_of_distances(
     assert len({*outputs[0].outputs[0].token_ids}) > 3
 
 
-def test_attention_that_is_not_computed_is_refused_with_the_reason(tmp_path: Path) -> None:
-    path = make_tiny_checkpoint(tmp_path, architecture="T5Gemma2ForConditionalGeneration")
-    with pytest.raises(CheckpointError, match="attends to its own tokens and to its encoder's states in one sum"):
+@pytest.mark.parametrize(
+    ("architecture", "reason"),
+    [
+        ("T5Gemma2ForConditionalGeneration", "attends to its own tokens and to its encoder's states in one sum"),
+        ("SpeechT5ForSpeechToText", "does not let its attention be replaced"),
+    ],
+)
+def test_attention_that_is_not_computed_is_refused_with_the_reason(
+    tmp_path: Path, architecture: str, reason: str
+) -> None:
+    path = make_tiny_checkpoint(tmp_path, architecture=architecture)
+    with pytest.raises(CheckpointError, match=reason):
         LLM(str(path), dtype="float32")

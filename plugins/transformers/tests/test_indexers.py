@@ -14,7 +14,7 @@ import transformers
 
 from corellm import LLM, SamplingParams
 from corellm.errors import CheckpointError, ConfigError
-from corellm_transformers.indexers import limit_positions
+from corellm_transformers.indexers import attend_to_all, limit_positions
 from corellm_transformers.tiny import make_tiny_checkpoint
 from corellm_transformers.tiny.kinds import KINDS
 
@@ -74,3 +74,15 @@ def test_numbers_that_configurations_say_otherwise() -> None:
     text.index_kpool_always_select_tail = True
     limit_positions(config)
     assert text.max_position_embeddings == 32
+
+
+@pytest.mark.parametrize("stated", [{"indexer_budget": 64}, {"index_topk": 64, "index_kpool": 4}])
+def test_an_indexer_that_never_chooses_all(stated: dict[str, Any]) -> None:
+    """No number of tokens is stated at which leaving the indexer out changes nothing."""
+    decoder: Any = torch.nn.Sequential(torch.nn.Identity())
+    decoder.config = SimpleNamespace(**stated)
+    attend_to_all(decoder)
+    decoder[0].layer_idx, decoder[0].indexer = 0, torch.nn.Identity()
+    with pytest.raises(CheckpointError, match="Sequential attends to tokens that an indexer chooses"):
+        attend_to_all(decoder)
+    assert decoder[0].indexer is not None

@@ -11,6 +11,7 @@ from typing import Any
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING
 
+from corellm.errors import CheckpointError
 from corellm.modelling import load_config
 
 
@@ -22,15 +23,22 @@ def read_config(path: Path, trust_remote_code: bool = False) -> Any:
 
     Raises:
         PluginNotFoundError: transformers has no such type of model, and the checkpoint does not bring it.
+        CheckpointError: it does not write text token by token.
     """
     config = load_config(path, trust_remote_code)
-    if not has_forward(_model_class(config)):
+    model_class = _model_class(config)
+    if not has_forward(model_class):
         for name in type(config).sub_configs:
             part: Any = getattr(config, name, None)
             cls: Any = MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(part), None)
             if cls is not None:
                 part.architectures = [cls.__name__]
                 return part
+    elif not issubclass(model_class, transformers.GenerationMixin):
+        raise CheckpointError(
+            f"{model_class.__name__} does not write text token by token: it is none of transformers' classes with "
+            "GenerationMixin; run the checkpoint with transformers' own code"
+        )
     return config
 
 

@@ -51,10 +51,22 @@ def limit_positions(hf_config: Any) -> None:
 
 
 def attend_to_all(decoder: nn.Module) -> None:
-    """Have a decoder's layers attend to all tokens, without their indexers."""
-    if _num_chosen(decoder.config) is None:
-        return
+    """Have a decoder's layers attend to all tokens, without their indexers.
+
+    Raises:
+        CheckpointError: nothing says of how many tokens they choose all.
+    """
     layers: list[Any] = [part for part in decoder.modules() if hasattr(part, "layer_idx") and hasattr(part, "indexer")]
+    if _num_chosen(decoder.config) is None:
+        if layers:
+            from corellm_transformers.family import needs_plugin
+
+            raise needs_plugin(
+                f"{type(decoder).__name__} attends to tokens that an indexer chooses, and its configuration states no "
+                "number of tokens (index_topk, index_topk_blocks) of which all are chosen",
+                None,
+            )
+        return
     for layer in layers:
         layer.indexer = None
         if _CHOSEN in signature(layer.forward).parameters:

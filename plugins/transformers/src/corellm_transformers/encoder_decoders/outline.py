@@ -186,12 +186,18 @@ class Outline:
         )  # fmt: skip
 
 
-def _check_attention(decoder: nn.Module) -> None:
-    """Refuse attention to tokens and states at once, before anything else fails of it.
+def _check_attention(decoder: Any) -> None:
+    """Refuse attention that is not replaced, or is to tokens and states at once, before anything else fails of it.
 
     Raises:
         CheckpointError: it is that.
     """
+    if not decoder._can_set_attn_implementation():
+        raise needs_plugin(
+            f"{type(decoder).__name__} does not let its attention be replaced (transformers' AttentionInterface), so "
+            "it has no paged cache",
+            None,
+        )
     if all(len(attentions_of(layer)) == 1 for layer in layers_of(decoder)):
         raise needs_plugin(
             f"{type(decoder).__name__} attends to its own tokens and to its encoder's states in one sum, in each "

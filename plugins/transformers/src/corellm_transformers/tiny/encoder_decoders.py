@@ -22,6 +22,11 @@ _COHERE = tuple(
 )  # fmt: skip
 _FEW_CHANNELS = {"encoder_config": {"subsampling_conv_channels": 16}}
 """Of Parakeet's convolutions, which see each frame of the audio."""
+_SEAMLESS = {
+    "speech_encoder_layers": 2,
+    "speech_encoder_attention_heads": 4,
+    "speech_encoder_intermediate_size": 128,
+}
 _START = {"decoder_start_token_id": "</s>"}
 
 ENCODER_DECODERS: dict[str, Kind] = {
@@ -58,6 +63,8 @@ ENCODER_DECODERS: dict[str, Kind] = {
         audio={"feature_size": 16, "num_mel_bins": 16},
         generation=_START,
     ),
+    "SeamlessM4TForSpeechToText": Kind(config=_SEAMLESS, generation=_START),
+    "SeamlessM4Tv2ForSpeechToText": Kind(config=_SEAMLESS, processor_class="SeamlessM4TProcessor", generation=_START),
     "CanaryForConditionalGeneration": Kind(
         feature_extractor="ParakeetFeatureExtractor",
         audio={"feature_size": 128},
@@ -130,6 +137,7 @@ _FACTORS = {
     "k_proj.weight": 2.0,
     "attention.query.weight": 0.5,  # of T5's, which divides no scores
     "encoder_attn.out_proj.weight": 0.3,
+    "cross_attention.out_proj.weight": 0.3,
     "embed_positions.weight": 2.0,
 }
 """What the weights of such names in a decoder are multiplied by."""

@@ -244,6 +244,7 @@ KINDS: Mapping[str, Kind] = {
             "vision_config": _GEMMA4.config["vision_config"],
         },
         image_processor="Gemma4ImageProcessorPil",
+        video_processor="Gemma4VideoProcessor",
         feature_extractor="Gemma4AudioFeatureExtractor",
     ),
     "Emu3ForConditionalGeneration": Kind(
