@@ -64,7 +64,9 @@ ENCODER_DECODERS: dict[str, Kind] = {
         generation=_START,
     ),
     "SeamlessM4TForSpeechToText": Kind(config=_SEAMLESS, generation=_START),
-    "SeamlessM4Tv2ForSpeechToText": Kind(config=_SEAMLESS, processor_class="SeamlessM4TProcessor", generation=_START),
+    "SeamlessM4Tv2ForSpeechToText": Kind(
+        seed=1, config=_SEAMLESS, processor_class="SeamlessM4TProcessor", generation=_START
+    ),
     "CanaryForConditionalGeneration": Kind(
         feature_extractor="ParakeetFeatureExtractor",
         audio={"feature_size": 128},
