@@ -77,7 +77,7 @@ def test_numbers_that_configurations_say_otherwise() -> None:
 
 
 @pytest.mark.parametrize("stated", [{"indexer_budget": 64}, {"index_topk": 64, "index_kpool": 4}])
-def test_an_indexer_that_never_chooses_all(stated: dict[str, Any]) -> None:
+def test_an_indexer_without_a_number_of_which_it_chooses_all(stated: dict[str, Any]) -> None:
     """No number of tokens is stated at which leaving the indexer out changes nothing."""
     decoder: Any = torch.nn.Sequential(torch.nn.Identity())
     decoder.config = SimpleNamespace(**stated)
