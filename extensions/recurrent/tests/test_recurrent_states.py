@@ -312,5 +312,5 @@ def test_the_log_says_what_is_off_and_what_states_take(
     lines = [record.getMessage() for record in caplog.records]
     assert sum("prefix caching is off" in line for line in lines) == 1
     assert sum("do not run as graphs" in line for line in lines) == 1
-    assert sum("2 layers" in line and "8 at once" in line for line in lines) == 1
+    assert sum("keep a state: 2" in line and "8 at once" in line for line in lines) == 1
     assert sum("JambaMambaMixer: " in line for line in lines) == 1
