@@ -53,20 +53,20 @@ class _Factors(NamedTuple):
     b: Tensor
     """Multiplied by the adapter's scale."""
     outputs: slice
-    """What of the expert's outputs they add to."""
+    """Range of the expert's outputs that they add to."""
 
 
 class ChangedExperts:
     """What one adapter changes of the experts of one layer. A row's products are torch's, as those of all experts are.
 
     Args:
-        module: that has the experts.
+        module: the one that has the experts.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._module: Any = module
         self._factors: dict[tuple[str, int], list[_Factors]] = {}
-        """By parameter and expert."""
+        """Factors by parameter and expert."""
 
     def add(self, place: ExpertWeights, values: Values) -> None:
         """Add factors of one expert, or of all of them, which PEFT keeps together."""

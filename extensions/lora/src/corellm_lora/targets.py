@@ -37,9 +37,9 @@ class Targets:
         self.routers = {name: size for name, module in inner if (size := self._router_size(name, module))}
         self.transposed: tuple[str, ...] = getattr(linears.model, "transposed_linears", ())
         self._in_part: set[str] = set()
-        """Names of those of these modules that ran on other rows than those of a step's tokens."""
+        """Names of experts and routers that ran on other rows than those of a step's tokens."""
         self._ran: set[str] = set()
-        """Names of modules that ran in encoders, and of these."""
+        """Names of modules that ran in encoders, and of experts and routers that ran in the decoder."""
         watched = {**self._outside, **({self.table: linears.model.get_submodule(self.table)} if self.table else {})}
         self._watch = [
             module.register_forward_pre_hook(partial(self._note, name)).remove for name, module in watched.items()

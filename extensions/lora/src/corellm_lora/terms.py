@@ -30,12 +30,12 @@ class ExpertWeights(NamedTuple):
     module: str
     parameter: str
     number: int | None
-    """Of the expert; None for all."""
+    """Index of the expert; None for all experts."""
     num_experts: int
-    """How many these are of."""
+    """Number of experts whose weights these are."""
     in_features: int
     outputs: tuple[int, int]
-    """Which outputs of the parameter: the first one, and the one behind the last."""
+    """Range of outputs of the parameter: the first one, and the one behind the last."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class Placing:
         self._suspected: deque[Request] = deque()
         """Wait for an engine without other requests, one after the other."""
         self._to_abort: set[str] = set()
-        """Those that are to be ended by the engine that has them, or gets them."""
+        """Requests that the engine that has them, or gets them, is to abort."""
         self._kept: SendingLink | None = None
         """Gets no other requests than the next suspect."""
         self._alone: str | None = None
