@@ -144,6 +144,7 @@ def test_hub_checkpoints_come_with_their_code_only_where_it_may_run(
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    (tmp_path / "config.json").touch()
     config = ModelConfig(model="some/model", revision="v1", trust_remote_code=trusted)
     assert checkpoints.resolve_checkpoint(config) == tmp_path
     assert (asked["name"], asked["revision"]) == ("some/model", "v1")
@@ -596,6 +597,7 @@ def test_dummy_models_of_the_hub_come_without_weights(monkeypatch: pytest.Monkey
     import huggingface_hub
 
     asked: list[list[str]] = []
+    (tmp_path / "config.json").touch()
     monkeypatch.setattr(
         huggingface_hub, "snapshot_download", lambda name, **more: asked.append(more["allow_patterns"]) or tmp_path
     )

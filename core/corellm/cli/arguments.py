@@ -26,7 +26,7 @@ def add_prompt(
     parser: argparse.ArgumentParser, *, words: str = "FILE|PROMPT", meaning: str = "media and the question"
 ) -> None:
     """Add the model, media, the text, and how it becomes a prompt; `words` and `meaning` are the help of both."""
-    meant = "a directory, a GGUF file, a hub name (owner/name), `demo` or `demo-video`"
+    meant = "a directory, a GGUF file, a hub name (owner/name, GGUF: owner/name:TYPE), `demo` or `demo-video`"
     parser.add_argument("model", metavar="MODEL", help=meant)
     parser.add_argument("words", metavar=words, nargs="*", default=[], help=meaning)
     for modality, name in (("image", "an image file"), ("video", "a video file"), ("audio", "an audio file")):

@@ -36,6 +36,8 @@ _HUB_CODE = ["*.py"]
 """Downloaded as well if the checkpoint's code may run."""
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken")
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+_TYPED_NAME = re.compile(r"[\w.-]+/[\w.-]+:[\w./-]+")
+"""Hub names of GGUF files: of a type, or a file."""
 _MEDIA_TOKEN = re.compile(r"(image|video|audio|vision)\w*_token_(id|index)$")
 
 
@@ -55,7 +57,8 @@ def resolve_checkpoint(config: ModelConfig) -> Path:
     if config.model in shipped:  # also where a directory of that name holds something else
         _refuse_mmproj(config)
         return shipped[config.model]
-    if os.path.exists(local) and (made := _of_other_layout(local, config.mmproj)):
+    is_typed = _TYPED_NAME.fullmatch(config.model) is not None
+    if (os.path.exists(local) or is_typed) and (made := _of_other_layout(local, config, is_typed)):
         return made
     if os.path.isdir(local):
         raise CheckpointError(f"{config.model}: this directory has no config.json, so it is no model checkpoint")
@@ -69,7 +72,13 @@ def resolve_checkpoint(config: ModelConfig) -> Path:
         )
     _refuse_mmproj(config)
     weights = [] if config.load_format == "dummy" else _HUB_WEIGHTS
-    return download(config.model, config.revision, _HUB_FILES + weights + _code(config), what="model")
+    found = download(config.model, config.revision, _HUB_FILES + weights + _code(config), what="model")
+    if not (found / "config.json").is_file():
+        raise CheckpointError(
+            f"{config.model}: the hub has no config.json under this name; if it has GGUF files, name one or its type "
+            f"behind a colon: {config.model}:Q8_0"
+        )
+    return found
 
 
 def _refuse_mmproj(config: ModelConfig) -> None:
@@ -80,16 +89,15 @@ def _refuse_mmproj(config: ModelConfig) -> None:
         )
 
 
-def _of_other_layout(path: Path, mmproj: str | None) -> Path | None:
+def _of_other_layout(path: Path, config: ModelConfig, is_typed: bool) -> Path | None:
     """Return the directory that an extension makes of a checkpoint in another layout.
 
     Raises:
         MissingExtraError: no installed extension reads GGUF files.
     """
-    found: Path | None = first_result(
-        "offer_checkpoint", lambda offer: isinstance(offer, Path), path=path, mmproj=mmproj
-    )
-    if found is None and (path.suffix == ".gguf" or any(path.glob("*.gguf"))):
+    given = {"path": path, "mmproj": config.mmproj, "revision": config.revision}
+    found: Path | None = first_result("offer_checkpoint", lambda offer: isinstance(offer, Path), **given)
+    if found is None and (is_typed or path.suffix == ".gguf" or any(path.glob("*.gguf"))):
         raise MissingExtraError(f"{path}: GGUF files need {install_hint('quantization')}")
     return found
 

@@ -250,15 +250,16 @@ def offer_prompt_key(context: ModelContext) -> PromptKey | None:
 
 
 @_hookspec
-def offer_checkpoint(path: Path, mmproj: str | None) -> Path | None:
+def offer_checkpoint(path: Path, mmproj: str | None, revision: str | None) -> Path | None:
     """Offer a directory in the Hugging Face layout for a file or directory in another, before anything of it is read.
 
     The first offer is taken. None for what is not the extension's. Weights may stay where they are: the configuration's
     `quantization_config` then tells `offer_quantized_reading` of them.
 
     Args:
-        path: the model that the user names: a file, or a directory without a `config.json`.
+        path: what the user names: a file, a directory without a `config.json`, or `owner/name:TYPE` of the hub.
         mmproj: the file of encoders that the user names, or `none`; None for what is found.
+        revision: of the hub; None for the newest.
 
     Raises:
         CheckpointError: the files are the extension's, and are wrong.

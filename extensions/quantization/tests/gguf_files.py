@@ -58,7 +58,13 @@ def stored(weight: Tensor, kind: Kind, seed: int = 0) -> tuple[np.ndarray[Any, A
 
 
 def write_text(
-    path: Path, model: Any, tokenizer: Any, kind_of: Callable[[str], Kind], factors: Tensor | None = None, **more: Any
+    path: Path,
+    model: Any,
+    tokenizer: Any,
+    kind_of: Callable[[str], Kind],
+    factors: Tensor | None = None,
+    part: int = 0,
+    **more: Any,
 ) -> Mapping[str, Tensor]:
     """Write the text model of a Llama, Qwen2 or LLaVA, and return the values of its weights by parameter.
 
@@ -68,6 +74,7 @@ def write_text(
         tokenizer: its own.
         kind_of: returns a matrix's type, by the parameter's name.
         factors: of positions.
+        part: most tensors of a part, and none in the first; 0 for a file in one part.
         more: further values by key, which replace others; None leaves one out.
     """
     config = model.config.get_text_config()
@@ -101,7 +108,7 @@ def write_text(
         tensors[known] = raw, kind
     if factors is not None:
         tensors["rope_freqs.weight"] = factors.numpy(), Kind.F32
-    _write(path, name, values, tensors)
+    _write(path, name, values, tensors, part)
     return made
 
 
@@ -184,11 +191,14 @@ def write_qwen2_vl(folder: Path, checkpoint: Path, kind: Kind) -> Any:
     return model
 
 
-def write_llava(folder: Path, checkpoint: Path | str, kind: Kind) -> Any:
-    """Write a LLaVA's two files, with the text model's matrices in a type; return the model with the same weights."""
+def write_llava(folder: Path, checkpoint: Path | str, kind: Kind, part: int = 0) -> Any:
+    """Write a LLaVA's two files, with the text model's matrices in a type; return the model with the same weights.
+
+    With `part`, the text model's file is in parts of so many tensors.
+    """
     model = transformers.LlavaForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).eval()
     processor = transformers.AutoProcessor.from_pretrained(checkpoint)
-    values = write_text(folder / "model.gguf", model, processor.tokenizer, lambda name: kind)
+    values = write_text(folder / "model.gguf", model, processor.tokenizer, lambda name: kind, part=part)
     model.load_state_dict(model.state_dict() | values)
     write_tower(folder / "mmproj-model.gguf", model, processor.image_processor)
     return model
@@ -228,8 +238,8 @@ def _token_type(token: str, special: set[str], of_pieces: bool) -> gguf.TokenTyp
     return gguf.TokenType.BYTE if is_byte else gguf.TokenType.NORMAL
 
 
-def _write(path: Path, architecture: str, values: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
-    writer = gguf.GGUFWriter(path, architecture)
+def _write(path: Path, architecture: str, values: Mapping[str, Any], tensors: Mapping[str, Any], part: int = 0) -> None:
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=part, small_first_shard=bool(part))
     for key, value in values.items():
         match value:
             case None:

@@ -288,7 +288,7 @@ def test_files_that_no_model_is_made_of_are_refused(tmp_path: Path) -> None:
             LLM(str(path))
 
     refused("positions scaled by 'longrope' are not known", **{"llama.rope.scaling.type": "longrope"})
-    refused("is one of 3 parts", **{"split.count": 3})
+    refused("is one of 3 parts, and 1 can be told by its name", **{"split.count": 3})
     refused("block_count is 1000000000, and the file has", **{"llama.block_count": 10**9})
     refused("transformers cannot use this file", **{"tokenizer.ggml.tokens": None})
     refused(r"the weights cannot be loaded|has no place|lacks", **{"llama.block_count": 3})

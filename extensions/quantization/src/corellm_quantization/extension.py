@@ -34,12 +34,16 @@ class Quantization:
         return to_int4
 
     @hookimpl
-    def offer_checkpoint(self, path: Path, mmproj: str | None) -> Path | None:
-        """Return a directory for a GGUF file, or for a directory that has one."""
-        if path.suffix != ".gguf" and not any(path.glob("*.gguf")):
+    def offer_checkpoint(self, path: Path, mmproj: str | None, revision: str | None) -> Path | None:
+        """Return a directory for a GGUF file, for a directory that has one, or for one on the hub."""
+        on_hub = ":" in str(path) and not path.exists()
+        if not on_hub and path.suffix != ".gguf" and not any(path.glob("*.gguf")):
             return None
         from corellm_quantization.gguf.checkpoint import make_checkpoint
+        from corellm_quantization.gguf.hub import download_gguf
 
+        if on_hub:
+            path, mmproj = download_gguf(path.as_posix(), revision, mmproj)
         return make_checkpoint(path, mmproj)
 
     @hookimpl

@@ -10,10 +10,11 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from gguf.constants import GGMLQuantizationType
 
 import corellm
 from corellm.errors import CheckpointError
-from corellm_quantization.gguf.file import GgufFile, read_header, state_of
+from corellm_quantization.gguf.file import GgufFile, read_file, state_of
 from corellm_quantization.gguf.rope import rope_parameters
 from corellm_quantization.gguf.tower import add_tower
 
@@ -31,10 +32,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_NONE = "none"
+NO_TOWER = "none"
+"""What `mmproj` is for a text model alone."""
 _UNFINISHED, _LONGEST = ".unfinished-", 3600
 """How names of directories begin in which one is made, and after how many seconds none is any longer."""
 _TOWERS = "*mmproj*.gguf"
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+"""Names of parts of a file."""
 _SAME_FOR_TEXTS = {"qwen2vl": "qwen2"}
 """Architectures that transformers does not read, and those that compute the same without images."""
 
@@ -43,28 +47,26 @@ def make_checkpoint(path: Path, mmproj: str | None) -> Path:
     """Return a directory for a GGUF file, or for the one in a directory.
 
     Args:
-        path: of it.
+        path: of it, or of one of its parts.
         mmproj: the tower's file; `none` for none, None for the one in the same directory.
 
     Raises:
         CheckpointError: a file cannot be read, or does not fit; there are several, and none was named.
     """
-    named = _text_file(path)
-    file, tower = named.resolve(), _tower_file(named, mmproj)
-    folder = _folder() / _key([file] if tower is None else [file, tower])
+    named = _text_files(path)
+    files, tower = [part.resolve() for part in named], _tower_file(named[0], mmproj)
+    folder = _folder() / _key([files] if tower is None else [files, [tower]])
     if not (folder / "config.json").is_file():
-        header = read_header(file)
-        if (split := header.value("split.count", int, default=0)) > 1:
-            raise CheckpointError(f"{file} is one of {split} parts; join them first (llama-gguf-split --merge)")
+        header = read_file(files)
         if header.architecture == "clip":
-            raise CheckpointError(f"{file} is an encoder alone: name the model's file, and this one with mmproj")
+            raise CheckpointError(f"{header.path} is an encoder alone: name the model's file, and this one with mmproj")
         header.count(f"{header.architecture}.block_count")  # transformers would make any number of layers
         try:
-            _make(folder, header, None if tower is None else read_header(tower))
+            _make(folder, header, None if tower is None else read_file([tower]))
         except OSError as error:
             raise CheckpointError(
-                f"{file}: its configuration and tokenizer cannot be kept in {folder} ({error}); remove what is there, "
-                f"or set XDG_CACHE_HOME to a directory that can be written"
+                f"{header.path}: its configuration and tokenizer cannot be kept in {folder} ({error}); remove what is "
+                f"there, or set XDG_CACHE_HOME to a directory that can be written"
             ) from error
     return folder
 
@@ -79,7 +81,7 @@ def _make(folder: Path, file: GgufFile, tower: GgufFile | None) -> None:
     made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=_UNFINISHED))
     try:
         _write(made, file, tower)
-        file.require_state(state_of(file.path))  # transformers has read it by its name
+        file.require_state(state_of(*file.paths))  # transformers has read it by its name
         _put(made, folder)
     finally:
         shutil.rmtree(made, ignore_errors=True)
@@ -111,29 +113,46 @@ def _folder() -> Path:
     return Path(cache or Path.home() / ".cache") / "corellm" / "gguf"
 
 
-def _key(files: list[Path]) -> str:
-    """Return what tells apart files, and what is made of them."""
+def _key(files: list[list[Path]]) -> str:
+    """Return what tells apart files, each of one or more parts, and what is made of them."""
     import transformers
 
-    stats = [(str(file), *state_of(file)) for file in files]
+    stats = [[*map(str, parts), *state_of(*parts)] for parts in files]
     versions = [module.__version__ for module in (corellm, transformers)]
     return hashlib.sha256(json.dumps([stats, versions]).encode()).hexdigest()[:32]
 
 
-def _text_file(path: Path) -> Path:
+def _text_files(path: Path) -> list[Path]:
+    """Return the parts of the file that is meant, in their order; of most files, one."""
     if not path.is_dir():
-        return path
+        return parts_of(path, os.path.isfile)
     towers = {*path.glob(_TOWERS)}
-    found = sorted(file for file in path.glob("*.gguf") if file not in towers)
+    found = sorted({tuple(parts_of(file, os.path.isfile)) for file in path.glob("*.gguf") if file not in towers})
     if len(found) != 1:
-        names = ", ".join(file.name for file in found[:9])
+        names = ", ".join(parts[0].name for parts in found[:9])
         raise CheckpointError(f"{path} has {len(found)} GGUF files of models ({names}); name one of them")
-    return found[0]
+    return [*found[0]]
+
+
+def parts_of(file: Path, is_there: Callable[[Path], bool]) -> list[Path]:
+    """Return a file's parts, of which the name of one tells the others; most files are their only one.
+
+    Raises:
+        CheckpointError: one is not there.
+    """
+    named = _PART.fullmatch(file.name)
+    if named is None or not 0 < int(named[2]) <= int(named[3]):
+        return [file]
+    parts = [file.with_name(f"{named[1]}-{number:05}-of-{named[3]}.gguf") for number in range(1, int(named[3]) + 1)]
+    for part in parts:
+        if not is_there(part):
+            raise CheckpointError(f"{file} is one of {len(parts)} parts, and {part.name} is not beside it")
+    return parts
 
 
 def _tower_file(file: Path, mmproj: str | None) -> Path | None:
     """Return the encoder's file; it is beside the name of the text model's, whose bytes may be stored elsewhere."""
-    if mmproj == _NONE:
+    if mmproj == NO_TOWER:
         return None
     if mmproj is not None:
         named = Path(mmproj).expanduser()
@@ -143,7 +162,7 @@ def _tower_file(file: Path, mmproj: str | None) -> Path | None:
     found = sorted(other for other in file.parent.glob(_TOWERS) if other.resolve() != file.resolve())
     if len(found) > 1:
         names = ", ".join(other.name for other in found[:9])
-        raise CheckpointError(f"{file.parent} has several encoders ({names}); name one with mmproj, or `{_NONE}`")
+        raise CheckpointError(f"{file.parent} has several encoders ({names}); name one with mmproj, or `{NO_TOWER}`")
     return found[0].resolve() if found else None
 
 
@@ -162,9 +181,10 @@ def _write(folder: Path, file: GgufFile, tower: GgufFile | None) -> None:
     if tower is not None:
         config = add_tower(folder, config, tokenizer, file, tower)
     config.quantization_config = {
-        "quant_method": "gguf", "model": str(file.path), "mmproj": None if tower is None else str(tower.path),
+        "quant_method": "gguf",
+        "files": [[*map(str, header.paths)] for header in (file, tower) if header is not None],
         "states": [header.state for header in (file, tower) if header is not None],
-    }  # fmt: skip
+    }
     tokenizer.save_pretrained(folder)
     save_file({}, folder / "model.safetensors")  # what is looked for; the configuration says where the weights are
     (folder / "generation_config.json").write_text(json.dumps(_generation(file)))
@@ -181,6 +201,8 @@ def _configuration(file: GgufFile) -> PreTrainedConfig:
     if embedding is None or len(embedding.shape) != 2:
         raise CheckpointError(f"{file.path} has no token_embd.weight: no model that generates text")
     config.vocab_size = embedding.shape[0]
+    if "output.weight" in file.tensors and len(file.paths) > 1:
+        config.tie_word_embeddings = False  # of parts, transformers has read the first
     config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
     config.dtype = _dtype(file)
     for name, tensor in (("attention_bias", "blk.0.attn_q.bias"), ("mlp_bias", "blk.0.ffn_up.bias")):

@@ -1,4 +1,4 @@
-"""A GGUF file: what it states, and where its tensors lie. Knows neither models nor what types of tensors mean.
+"""A GGUF file, or the parts of one: what it states, and where its tensors lie. Knows neither models nor types.
 
 Every length is checked against the file's size before it is used: a truncated or hostile file gives an error.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -34,8 +34,15 @@ class StoredTensor(NamedTuple):
     """The inputs last, as torch has it."""
     kind: GGMLQuantizationType
     """How its numbers are stored."""
+    data: mmap.mmap
+    """The file that has it, mapped, private to this process."""
     offset: int
     num_bytes: int
+
+    @property
+    def raw(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Its bytes, mapped, private to this process."""
+        return np.frombuffer(self.data, np.uint8, self.num_bytes, self.offset)
 
     @property
     def bytes_per_row(self) -> int:
@@ -46,16 +53,20 @@ class StoredTensor(NamedTuple):
 
 @dataclass(frozen=True)
 class GgufFile:
-    """The header of a file."""
+    """The header of a file, or of the first of its parts with the tensors of all."""
 
-    path: Path
+    paths: tuple[Path, ...]
+    """One for each part."""
     stated: Mapping[str, Any]
     """Values by key."""
     tensors: Mapping[str, StoredTensor]
-    data: mmap.mmap
-    """All of the file, mapped, private to this process."""
     state: list[int]
     """As of `state_of`."""
+
+    @property
+    def path(self) -> Path:
+        """The file, or its first part."""
+        return self.paths[0]
 
     @property
     def architecture(self) -> str:
@@ -86,24 +97,46 @@ class GgufFile:
             raise CheckpointError(f"{self.path}: {key} is {found}, and the file has {len(self.tensors)} tensors")
         return found
 
-    def mapped(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Return the file's bytes, mapped, private to this process."""
-        return np.frombuffer(self.data, dtype=np.uint8)
-
     def require_state(self, state: list[int]) -> None:
         """Raise a `CheckpointError` if the file is not the one of that state."""
         if self.state != state:
             raise CheckpointError(f"{self.path} was replaced while it was loaded; load it again")
 
 
-def state_of(file: Path | int) -> list[int]:
-    """Return what tells a file, or an open one, from others of its name: size, times, place."""
-    stat = os.stat(file)
-    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+def state_of(*files: Path | int) -> list[int]:
+    """Return what tells files, or open ones, from others of their names: size, times, place."""
+    stats = [os.stat(file) for file in files]
+    return [n for stat in stats for n in (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)]
+
+
+def read_file(paths: Sequence[Path]) -> GgufFile:
+    """Return what a file states, or its parts, which are given in their order.
+
+    Raises:
+        CheckpointError: as of `read_header`; or parts are missing, or of different files.
+    """
+    parts = [read_header(path) for path in paths]
+    first = parts[0]
+    count = first.value("split.count", int, default=0) or 1
+    if count != len(parts):
+        raise CheckpointError(
+            f"{first.path} is one of {count} parts, and {len(parts)} can be told by its name: all must lie beside each "
+            f"other under their published names (...-00001-of-{count:05}.gguf); or join them (llama-gguf-split --merge)"
+        )
+    tensors: dict[str, StoredTensor] = {}
+    for number, part in enumerate(parts):
+        stated = part.value("split.no", int, default=0), part.value("split.count", int, default=0) or 1
+        if stated != (number, count) or not tensors.keys().isdisjoint(part.tensors):
+            raise CheckpointError(f"{part.path} is not part {number + 1} of {count} of {first.path}; download it again")
+        tensors |= part.tensors
+    if first.value("split.tensors.count", int, default=len(tensors)) != len(tensors):
+        raise CheckpointError(f"{first.path}: its parts have {len(tensors)} tensors, not as many as it states")
+    states = [n for part in parts for n in part.state]
+    return GgufFile(tuple(paths), first.stated, tensors, states)
 
 
 def read_header(path: Path) -> GgufFile:
-    """Return what a file states.
+    """Return what one file states.
 
     Raises:
         CheckpointError: it is no GGUF file, of a version or with types that are not known, truncated or damaged.
@@ -146,7 +179,7 @@ class _Reader:
             if name in tensors:
                 raise ValueError(f"the tensor {name!r} is there twice")
             tensors[name] = self._tensor(name, shape, kind, start + offset)
-        return GgufFile(self._path, stated, tensors, self._data, self._state)
+        return GgufFile((self._path,), stated, tensors, self._state)
 
     def _tensor(self, name: str, shape: tuple[int, ...], kind: int, offset: int) -> StoredTensor:
         try:
@@ -163,7 +196,7 @@ class _Reader:
             raise ValueError(
                 f"the tensor {name!r} ends at byte {offset + num_bytes} of {len(self._data)}: the file is truncated"
             )
-        return StoredTensor(shape, known, offset, num_bytes)
+        return StoredTensor(shape, known, self._data, offset, num_bytes)
 
     def _place(self) -> tuple[str, tuple[int, ...], int, int]:
         name, count = self._text(), self._number("I")

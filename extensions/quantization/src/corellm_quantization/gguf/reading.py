@@ -10,7 +10,7 @@ import shutil
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -29,7 +29,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from corellm.errors import CheckpointError
 from corellm_kernels.grouped_linear import EncodedWeight, GroupedLinear, GroupedWeight
 from corellm_quantization.gguf.blocks import FLOATS, FORMS, can_widen, decoded, widened
-from corellm_quantization.gguf.file import read_header
+from corellm_quantization.gguf.file import read_file
 from corellm_quantization.gguf.names import Names, Source, find_names
 
 logger = logging.getLogger(__name__)
@@ -44,8 +44,8 @@ _WIDENED_AT_ONCE = 1 << 22
 class GgufFiles(QuantizationConfigMixin):  # type: ignore[misc]
     """Where the weights are."""
 
-    def __init__(self, model: str, states: list[list[int]], mmproj: str | None = None, **others: Any) -> None:
-        self.quant_method, self.model, self.mmproj, self.states = METHOD, model, mmproj, states
+    def __init__(self, files: list[list[str]], states: list[list[int]], **others: Any) -> None:
+        self.quant_method, self.files, self.states = METHOD, files, states
 
 
 class _Place(nn.Module):
@@ -68,7 +68,7 @@ class GgufReader(HfQuantizer):  # type: ignore[misc]
         Transformers reads what a safetensors file lists: one that lists empty tensors, for which values are given.
         """
         given = self.quantization_config
-        files = [read_header(Path(path)) for path in (given.model, given.mmproj) if path is not None]
+        files = [read_file([Path(part) for part in parts]) for parts in given.files]
         for file, state in zip(files, given.states, strict=True):
             file.require_state(state)
         self._tensors = _Tensors(find_names(model, files[0], files[1] if len(files) > 1 else None))
@@ -145,11 +145,6 @@ class _Tensors:
                 f"{names.text.path}: weights in {unknown} cannot be read; take another file of the model"
             )
 
-    @cached_property
-    def _bytes(self) -> dict[Path, np.ndarray[Any, np.dtype[np.uint8]]]:
-        files = {source.file.path: source.file for sources in self.names.sources.values() for source in sources}
-        return {path: file.mapped() for path, file in files.items()}
-
     def stays(self, sources: Sequence[Source]) -> bool:
         """Whether a linear layer's weight is one tensor of integers whose rows are at most put in another order."""
         return len(sources) == 1 and sources[0].stored.kind in FORMS and self._keeps_rows(sources[0])
@@ -161,8 +156,7 @@ class _Tensors:
     def rows(self, source: Source) -> Tensor:
         """Return a tensor's bytes, uint8 `[..., bytes of a row]`: mapped, but for rows in another order."""
         stored = source.stored
-        data = self._bytes[source.file.path][stored.offset : stored.offset + stored.num_bytes]
-        rows = data.reshape(*stored.shape[:-1], stored.bytes_per_row)
+        rows = stored.raw.reshape(*stored.shape[:-1], stored.bytes_per_row)
         if self._keeps_rows(source):
             rows = self.names.processor_of(source).process(rows, source.name).weights
         return torch.from_numpy(rows)

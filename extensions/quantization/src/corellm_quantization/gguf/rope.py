@@ -48,7 +48,7 @@ def _llama3(file: GgufFile, config: PreTrainedConfig, theta: float) -> dict[str,
         CheckpointError: it has others.
     """
     stored = file.tensors[_FACTORS]
-    raw = torch.from_numpy(file.mapped()[stored.offset : stored.offset + stored.num_bytes].copy())
+    raw = torch.from_numpy(stored.raw.copy())
     stated = widened(stored.kind, raw.reshape(-1, stored.bytes_per_row), torch.float32).flatten()
     parameters = {"rope_type": "llama3", "factor": stated.max().item(), **_LLAMA3}
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

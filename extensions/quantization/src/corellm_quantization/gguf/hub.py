@@ -1,0 +1,86 @@
+"""GGUF files of the hub, named as llama.cpp names them: `owner/name:Q4_K_M`.
+
+A repository has a model in many types, each in a file or in parts, and encoders beside them: only those that are meant
+are downloaded.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+
+from corellm.errors import CheckpointError
+from corellm.loading.checkpoint import download
+from corellm_quantization.gguf.checkpoint import NO_TOWER, parts_of
+
+_TOWER_TYPES = ("F16", "BF16", "Q8_0", "F32")
+"""Which of several encoders is taken, if none has the model's type."""
+
+
+def download_gguf(model: str, revision: str | None, mmproj: str | None) -> tuple[Path, str]:
+    """Return a model's file and its encoder's, from the hub or from its cache.
+
+    Args:
+        model: `owner/name:TYPE`, or `owner/name:FILE`.
+        revision: None for the newest.
+        mmproj: the encoder's name in the repository, or a file here; `none` for none, None for one that fits.
+
+    Returns:
+        The path of the first part, and what `make_checkpoint` takes as `mmproj`.
+
+    Raises:
+        CheckpointError: the hub did not give them, or it is not clear which are meant.
+    """
+    name, _, wanted = model.partition(":")
+    names = [PurePosixPath(file) for file in _names(name, revision) if file.endswith(".gguf")]
+    towers = [file for file in names if "mmproj" in file.name]
+    files = _files(model, wanted, sorted({*names} - {*towers}))
+    chosen = _tower(towers, wanted) if mmproj is None else mmproj
+    tower = next((file for file in names if str(file) == chosen), None)
+    needed = [*files] if tower is None else [*files, tower]
+    folder = download(name, revision, [glob.escape(str(file)) for file in needed], what="model")
+    return folder / files[0], str(folder / tower) if tower is not None else mmproj or NO_TOWER
+
+
+def _names(name: str, revision: str | None) -> Sequence[str]:
+    """Return the files of a repository; where the hub does not answer, those in its cache."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    with suppress(HfHubHTTPError, HFValidationError, OSError):
+        return HfApi().list_repo_files(name, revision=revision)
+    folder = download(name, revision, [], what="model")
+    return [file.relative_to(folder).as_posix() for file in sorted(folder.rglob("*.gguf"))]
+
+
+def _files(model: str, wanted: str, names: Sequence[PurePosixPath]) -> list[PurePosixPath]:
+    """Return the parts of the only file of that name or type."""
+    named = [file for file in names if str(file) == wanted]
+    there = {*map(Path, names)}
+    found = {tuple(parts_of(Path(file), there.__contains__)) for file in named or _of_type(names, wanted)}
+    if len(found) != 1:
+        shown = [str(file) for file in sorted(parts[0] for parts in found) or names]
+        if not shown:
+            raise CheckpointError(f"{model}: there are no GGUF files of models under this name")
+        raise CheckpointError(
+            f"{model}: {len(found) or 'no'} GGUF files have this type; name a type, or one of these, behind the colon: "
+            f"{', '.join(shown[:20])}{', ...' if len(shown) > 20 else ''}"
+        )
+    return [PurePosixPath(part) for part in found.pop()]
+
+
+def _tower(towers: Sequence[PurePosixPath], wanted: str) -> str | None:
+    """Return the name of the encoder that is taken, if there are any."""
+    for kind in (wanted, *_TOWER_TYPES):
+        if found := _of_type(towers, kind):
+            return str(min(found))
+    return str(min(towers)) if towers else None
+
+
+def _of_type(names: Sequence[PurePosixPath], kind: str) -> list[PurePosixPath]:
+    """Return files whose names have a type in them: a word, but for what an underscore joins to its beginning."""
+    word = re.compile(rf"(?<![A-Za-z0-9]){re.escape(kind)}(?![A-Za-z0-9_])", re.IGNORECASE)
+    return [file for file in names if word.search(str(file.with_suffix("")))]
