@@ -51,7 +51,7 @@ def _names(name: str, revision: str | None) -> Sequence[str]:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     with suppress(HfHubHTTPError, HFValidationError, OSError):
-        return HfApi().list_repo_files(name, revision=revision)
+        return [*HfApi().list_repo_files(name, revision=revision)]
     folder = download(name, revision, [], what="model")
     return [file.relative_to(folder).as_posix() for file in sorted(folder.rglob("*.gguf"))]
 
