@@ -93,8 +93,8 @@ class ModelConfig:
     """Which model, in which precision."""
 
     model: str
-    """A directory in the Hugging Face layout, a GGUF file, a hub name (of GGUF files with a type, `owner/name:Q8_0`), or
-    a checkpoint that a plugin ships (`demo`)."""
+    """A directory in the Hugging Face layout, a GGUF file, a hub name (of GGUF files with a type: `owner/name:Q8_0`),
+    or a checkpoint that a plugin ships (`demo`)."""
     mmproj: str | None = None
     """GGUF file with the encoder of images, of a model in a GGUF file; None for the one beside it. `none` runs the text
     model alone."""
