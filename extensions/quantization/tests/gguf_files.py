@@ -16,6 +16,7 @@ from torch import Tensor
 
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen2_vl_text": gguf.MODEL_ARCH.QWEN2VL,
+    "qwen2_5_vl_text": gguf.MODEL_ARCH.QWEN2VL, "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
 }  # fmt: skip
 _SCALES_AT = {Kind.Q2_K: (80, 82), Kind.Q3_K: (108,), Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,)}
 """Where a block has its factors, of types to which the package does not round."""
@@ -38,7 +39,7 @@ _TOWER = {
 _QWEN2_VL_TOWER = {
     "patch_embed.proj": "v.patch_embd", "blocks": "v.blk", "attn.qkv": "attn_qkv", "attn.proj": "attn_out",
     "norm1": "ln1", "norm2": "ln2", "merger.ln_q": "v.post_ln", "merger.mlp": "mm", "mlp.fc1": "ffn_up",
-    "mlp.fc2": "ffn_down",
+    "mlp.fc2": "ffn_down", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
 }  # fmt: skip
 
 
@@ -81,6 +82,7 @@ def write_text(
     arch = ARCHITECTURES[config.model_type]
     name = gguf.MODEL_ARCH_NAMES[arch]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     values: dict[str, Any] = {
         f"{name}.context_length": config.max_position_embeddings,
@@ -90,9 +92,12 @@ def write_text(
         f"{name}.attention.head_count": heads,
         f"{name}.attention.head_count_kv": kv_heads,
         f"{name}.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        f"{name}.rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        f"{name}.rope.freq_base": float(rope["rope_theta"]),
         f"{name}.rope.dimension_count": config.hidden_size // heads,
     }
+    if name == "gemma3":
+        values |= {f"{name}.attention.key_length": config.head_dim, f"{name}.attention.value_length": config.head_dim}
+        values |= {f"{name}.attention.sliding_window": config.sliding_window}
     values |= tokenizer_values(tokenizer) | more
     tensors, made = dict[str, Any](), dict[str, Tensor]()
     for place, parameter in model.state_dict().items():
@@ -102,6 +107,8 @@ def write_text(
             continue
         kind = kind_of(place) if parameter.dim() == 2 else Kind.F32
         raw, made[place] = stored(parameter, kind, len(made))
+        if name == "gemma3" and "norm" in place:
+            raw = raw + 1
         if name == "llama" and (".q_proj." in place or ".k_proj." in place):
             count = heads if ".q_proj." in place else kv_heads
             raw = raw.reshape(count, 2, -1, *raw.shape[1:]).swapaxes(1, 2).reshape(raw.shape)
@@ -155,9 +162,46 @@ def write_tower(
     _write(path, "clip", values | more, tensors)
 
 
-def write_qwen2_vl(folder: Path, checkpoint: Path, kind: Kind) -> Any:
-    """Write a Qwen2-VL's two files, with the text model's matrices in a type; return the model of the same weights."""
-    model = transformers.Qwen2VLForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).eval()
+def write_gemma3(folder: Path, checkpoint: Path, kind: Kind, **more: Any) -> Any:
+    """Write a Gemma 3's two files, with the text model's matrices in a type; return the model of the same weights."""
+    model = transformers.Gemma3ForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    processor = transformers.AutoProcessor.from_pretrained(checkpoint)
+    values = write_text(folder / "model.gguf", model, processor.tokenizer, lambda name: kind, **more)
+    model.load_state_dict(model.state_dict() | values)
+    config, images = model.config.vision_config, processor.image_processor
+    stated = {
+        "clip.has_vision_encoder": True, "clip.projector_type": "gemma3", "clip.use_gelu": True,
+        "clip.vision.image_size": config.image_size, "clip.vision.patch_size": config.patch_size,
+        "clip.vision.embedding_length": config.hidden_size, "clip.vision.block_count": config.num_hidden_layers,
+        "clip.vision.feed_forward_length": config.intermediate_size,
+        "clip.vision.attention.head_count": config.num_attention_heads,
+        "clip.vision.attention.layer_norm_epsilon": config.layer_norm_eps,
+        "clip.vision.image_mean": list(images.image_mean), "clip.vision.image_std": list(images.image_std),
+    }  # fmt: skip
+    side = config.image_size // config.patch_size
+    if (scale := side // int(model.config.mm_tokens_per_image**0.5)) != 4:
+        stated["clip.vision.projector.scale_factor"] = scale
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, config.num_hidden_layers)
+    tensors = {}
+    for place, parameter in model.state_dict().items():
+        whole = place.removeprefix("model.").replace("vision_tower.", "vision_tower.vision_model.")
+        whole = whole.replace("vision_model.vision_model", "vision_model").replace("_weight", ".weight")
+        if "language_model" in place or "lm_head" in place:
+            continue
+        name = names.get_name(whole, (".weight", ".bias"))
+        assert name is not None, place
+        tensors[name] = (parameter + 1 if "soft_emb_norm" in name else parameter).float().numpy(), Kind.F32
+    _write(folder / "mmproj.gguf", "clip", stated, tensors)
+    return model
+
+
+def write_qwen_vl(folder: Path, checkpoint: Path, kind: Kind) -> Any:
+    """Write the two files of a Qwen2-VL or Qwen2.5-VL, with the text model's matrices in a type.
+
+    Returns:
+        The model of the same weights.
+    """
+    model = transformers.AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=torch.float32).eval()
     images = json.loads((checkpoint / "preprocessor_config.json").read_text())
     sections: dict[str, Any] = {
         "qwen2vl.rope.dimension_sections": [*model.config.text_config.rope_parameters["mrope_section"], 0]
@@ -166,10 +210,20 @@ def write_qwen2_vl(folder: Path, checkpoint: Path, kind: Kind) -> Any:
     values = write_text(folder / "model.gguf", model, tokenizer, lambda name: kind, **sections)
     model.load_state_dict(model.state_dict() | values)
     config = model.config.vision_config
-    stated = {
-        "clip.has_vision_encoder": True, "clip.projector_type": "qwen2vl_merger", "clip.vision.image_size": 560,
-        "clip.vision.patch_size": config.patch_size, "clip.vision.embedding_length": config.embed_dim,
-        "clip.vision.feed_forward_length": config.hidden_size, "clip.vision.block_count": config.depth,
+    own: dict[str, Any] = {
+        "clip.projector_type": "qwen2vl_merger", "clip.vision.embedding_length": getattr(config, "embed_dim", None),
+        "clip.vision.feed_forward_length": config.hidden_size,
+    }  # fmt: skip
+    if model.config.model_type == "qwen2_5_vl":
+        own = {
+            "clip.projector_type": "qwen2.5vl_merger", "clip.vision.embedding_length": config.hidden_size,
+            "clip.vision.feed_forward_length": config.intermediate_size, "clip.use_silu": True,
+            "clip.vision.window_size": config.window_size,
+            "clip.vision.n_wa_pattern": config.fullatt_block_indexes[0] + 1,
+        }  # fmt: skip
+    stated = own | {
+        "clip.has_vision_encoder": True, "clip.vision.image_size": 560,
+        "clip.vision.patch_size": config.patch_size, "clip.vision.block_count": config.depth,
         "clip.vision.attention.head_count": config.num_heads, "clip.vision.attention.layer_norm_epsilon": 1e-6,
         "clip.vision.image_mean": images["image_mean"], "clip.vision.image_std": images["image_std"],
         "clip.vision.image_min_pixels": images["size"]["shortest_edge"],

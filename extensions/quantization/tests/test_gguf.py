@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -19,6 +20,7 @@ from torch import Tensor
 from corellm import LLM, SamplingParams
 from corellm.errors import CheckpointError, ConfigError, MissingExtraError
 from corellm.tiny_checkpoints import decoder_settings, randomize_weights, train_sentencepiece, train_tokenizer
+from corellm_gemma3.tiny import make_tiny_checkpoint as make_gemma3
 from corellm_quantization.gguf.blocks import FORMS, decoded
 from corellm_quantization.gguf.checkpoint import make_checkpoint
 from corellm_quantization.gguf.file import read_header
@@ -26,8 +28,9 @@ from corellm_qwen_vl.tiny import make_tiny_checkpoint as make_qwen_vl
 from extensions.quantization.tests.gguf_files import (
     stored,
     tokenizer_values,
+    write_gemma3,
     write_llava,
-    write_qwen2_vl,
+    write_qwen_vl,
     write_text,
     write_tower,
 )
@@ -149,22 +152,45 @@ def test_a_tower_beside_the_file_sees_images(llava_files: tuple[Path, Any], tiny
         assert_same(llm.generate(request, PARAMS, use_tqdm=False)[0].outputs[0], wanted)
 
 
-def test_qwen2_vl_sees_images_and_reads_texts_alone(tmp_path: Path) -> None:
-    checkpoint = make_qwen_vl(tmp_path / "checkpoint")
-    model = write_qwen2_vl(tmp_path, checkpoint, Kind.Q8_0)
+@pytest.mark.parametrize("generation", ["Qwen2VL", "Qwen2_5_VL"])
+def test_qwen_vl_sees_images_and_reads_texts_alone(generation: str, tmp_path: Path) -> None:
+    checkpoint = make_qwen_vl(tmp_path / "checkpoint", architecture=f"{generation}ForConditionalGeneration")
+    model = write_qwen_vl(tmp_path, checkpoint, Kind.Q8_0)
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
-    images = transformers.Qwen2VLImageProcessorPil.from_pretrained(checkpoint)(IMAGE, return_tensors="pt")
+    image = random_image(110, 90, 1)  # of several windows
+    images = transformers.Qwen2VLImageProcessorPil.from_pretrained(checkpoint)(image, return_tensors="pt")
     prompt, pad = "<|vision_start|><|image_pad|><|vision_end|>What shape?", "<|image_pad|>"
     num_tokens = int(images["image_grid_thw"].prod()) // 4
     inputs = tokenizer(prompt.replace(pad, pad * num_tokens), return_tensors="pt")
     is_image = (inputs["input_ids"] == tokenizer.convert_tokens_to_ids(pad)).int()
     wanted = greedy(model, {**inputs, **images, "mm_token_type_ids": is_image})
     with LLM(str(tmp_path), dtype="float32") as llm:
-        request = {"prompt": prompt, "multi_modal_data": {"image": IMAGE}}
+        request = {"prompt": prompt, "multi_modal_data": {"image": image}}
         assert_same(llm.generate(request, PARAMS, use_tqdm=False)[0].outputs[0], wanted)
     wanted = greedy(model, tokenizer("What shape?", return_tensors="pt"))
     with LLM(str(tmp_path), mmproj="none", dtype="float32") as llm:
         assert_same(llm.generate("What shape?", PARAMS, use_tqdm=False)[0].outputs[0], wanted)
+
+
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_gemma_3_sees_images_with_windows_and_scaled_positions(is_scaled: bool, tmp_path: Path) -> None:
+    """Positions of layers without a window are scaled, as in published files but the smallest."""
+    checkpoint = make_gemma3(tmp_path / "checkpoint", layer_types=["sliding_attention"] * 5 + ["full_attention"])
+    more: dict[str, Any] = {}
+    if is_scaled:
+        more = {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0}
+        config = json.loads((checkpoint / "config.json").read_text())
+        config["text_config"]["rope_parameters"]["full_attention"] |= {"rope_type": "linear", "factor": 8.0}
+        (checkpoint / "config.json").write_text(json.dumps(config))
+    model = write_gemma3(tmp_path, checkpoint, Kind.Q8_0, **more)
+    processor = transformers.AutoProcessor.from_pretrained(checkpoint)
+    prompt = "<start_of_image> What shape is in it?"
+    wanted = greedy(model, processor(images=IMAGE, text=prompt, return_tensors="pt"))
+    with LLM(str(tmp_path), dtype="float32") as llm:
+        request = {"prompt": prompt, "multi_modal_data": {"image": IMAGE}}
+        assert_same(llm.generate(request, PARAMS, use_tqdm=False)[0].outputs[0], wanted)
+        made = llm.get_tokenizer()
+        assert all(made(text)["input_ids"] == processor.tokenizer(text)["input_ids"] for text in TEXTS)
 
 
 def test_names_of_the_first_towers_and_a_vocabulary_without_a_token_for_images(

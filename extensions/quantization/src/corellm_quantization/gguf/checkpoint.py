@@ -39,6 +39,8 @@ _UNFINISHED, _LONGEST = ".unfinished-", 3600
 _TOWERS = "*mmproj*.gguf"
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 """Names of parts of a file."""
+_GEMMA_3_SCALARS = {62: 168}
+"""By number of layers: what Gemma 3's queries are scaled by, if it is not the width of a head; files do not say."""
 _SAME_FOR_TEXTS = {"qwen2vl": "qwen2"}
 """Architectures that transformers does not read, and those that compute the same without images."""
 
@@ -178,6 +180,7 @@ def _write(folder: Path, file: GgufFile, tower: GgufFile | None) -> None:
     except Exception as error:  # of transformers, for whatever a file lacks
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise CheckpointError(f"{file.path}: transformers cannot use this file: {reason}") from error
+    tokenizer.save_pretrained(folder)
     if tower is not None:
         config = add_tower(folder, config, tokenizer, file, tower)
     config.quantization_config = {
@@ -185,7 +188,6 @@ def _write(folder: Path, file: GgufFile, tower: GgufFile | None) -> None:
         "files": [[*map(str, header.paths)] for header in (file, tower) if header is not None],
         "states": [header.state for header in (file, tower) if header is not None],
     }
-    tokenizer.save_pretrained(folder)
     save_file({}, folder / "model.safetensors")  # what is looked for; the configuration says where the weights are
     (folder / "generation_config.json").write_text(json.dumps(_generation(file)))
     config.save_pretrained(folder)
@@ -208,6 +210,8 @@ def _configuration(file: GgufFile) -> PreTrainedConfig:
     for name, tensor in (("attention_bias", "blk.0.attn_q.bias"), ("mlp_bias", "blk.0.ffn_up.bias")):
         if hasattr(config, name):
             setattr(config, name, tensor in file.tensors)
+    if config.model_type == "gemma3_text":
+        config.query_pre_attn_scalar = _GEMMA_3_SCALARS.get(config.num_hidden_layers, config.head_dim)
     if (changed := rope_parameters(file, config)) is not None:
         config.rope_parameters = changed
     return config

@@ -53,7 +53,15 @@ _QWEN2_VL = {
     "ffn_up": "mlp.fc1",
     "ffn_down": "mlp.fc2",
 }
-_TOWERS: Mapping[str, Mapping[str, str]] = {"llava": _LLAVA, "qwen2_vl": _QWEN2_VL}
+_QWEN2_5_VL = _QWEN2_VL | {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+_GEMMA3 = {name: place for name, place in _LLAVA.items() if not name.startswith("mm.")} | {
+    "v.patch_embd": "embeddings.patch_embedding",
+    "mm.input_projection.weight": "multi_modal_projector.mm_input_projection_weight",
+    "mm.soft_emb_norm": "multi_modal_projector.mm_soft_emb_norm",
+}
+_TOWERS: Mapping[str, Mapping[str, str]] = {
+    "llava": _LLAVA, "qwen2_vl": _QWEN2_VL, "qwen2_5_vl": _QWEN2_5_VL, "gemma3": _GEMMA3,
+}  # fmt: skip
 """Parts of names in files and in transformers, by type of model, in the order in which several become one."""
 _UNUSED = re.compile(r"vision_tower\..*post_layernorm\.")
 """Parameters of a tower that LLaVA does not use, and files leave out."""
@@ -85,8 +93,10 @@ class Names(NamedTuple):
     """Undoes what llama.cpp changes of values and layouts of the text model."""
 
     def processor_of(self, source: Source) -> TensorProcessor:
-        """Return what undoes changes of a tensor."""
-        return self.processor if source.file is self.text else TensorProcessor()
+        """Return what undoes changes of a tensor; of a tower's, only those of Gemma 3's own norm are changed."""
+        if source.file is self.text or source.name == "mm.soft_emb_norm.weight":
+            return self.processor
+        return TensorProcessor()
 
 
 def find_names(model: Any, text: GgufFile, tower: GgufFile | None) -> Names:

@@ -1,4 +1,4 @@
-"""Qwen2-VL's tower in a GGUF file: its configuration, and its processor."""
+"""The towers of Qwen2-VL and Qwen2.5-VL in a GGUF file: their configuration, and their processors."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ _TOKENS = {
 }
 _MERGED, _FRAMES = 2, 2
 """Side of a token in patches, and frames of a patch: of all published models."""
+_WINDOW = 112
+"""Side of a window of Qwen2.5-VL's tower in pixels, where the file does not say."""
 _PIXELS = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 16384}
 """Bounds on the pixels of an image, as published processors have them; files need not say."""
 
@@ -28,8 +30,10 @@ def configure(
     folder: Path, text: PreTrainedConfig, tokenizer: Any, model: GgufFile, file: GgufFile
 ) -> PreTrainedConfig:
     """See `tower.add_tower`."""
-    from transformers import Qwen2VLConfig
+    from transformers import Qwen2_5_VLConfig, Qwen2VLConfig
 
+    is_second = "v.blk.0.ffn_gate.weight" not in file.tensors
+    generation = "Qwen2VL" if is_second else "Qwen2_5_VL"
     vocabulary = tokenizer.get_vocab()
     if absent := [token for token in _TOKENS.values() if token not in vocabulary]:
         raise CheckpointError(f"{model.path}: the tokenizer lacks {', '.join(absent)}; this is no Qwen2-VL")
@@ -51,18 +55,34 @@ def configure(
     size = {name: file.value(f"clip.vision.{key}", int, default=_PIXELS[name]) for name, key in sizes.items()}
     for name, kind in (("preprocessor", "image"), ("video_preprocessor", "video")):
         stated = common | {"size": size, f"{kind}_processor_type": f"Qwen2VL{kind.title()}Processor"}
-        stated |= {"processor_class": "Qwen2VLProcessor"}
+        stated |= {"processor_class": f"{generation}Processor"}
         (folder / f"{name}_config.json").write_text(json.dumps(stated))
-    return Qwen2VLConfig(
+    vision = {
+        "depth": file.count("clip.vision.block_count"),
+        "num_heads": file.value("clip.vision.attention.head_count", int),
+        "patch_size": patch,
+        "spatial_merge_size": _MERGED,
+        "temporal_patch_size": _FRAMES,
+    }
+    if is_second:
+        vision |= {"embed_dim": width, "hidden_size": text.hidden_size, "mlp_ratio": max(up.shape) // width}
+    else:
+        vision |= {"hidden_size": width, "out_hidden_size": text.hidden_size, "intermediate_size": up.shape[0]}
+        vision |= _windows(file, vision["depth"])
+    return (Qwen2VLConfig if is_second else Qwen2_5_VLConfig)(
         text_config=values,
-        vision_config={
-            "depth": file.count("clip.vision.block_count"), "embed_dim": width, "hidden_size": text.hidden_size,
-            "num_heads": file.value("clip.vision.attention.head_count", int),
-            "mlp_ratio": max(up.shape) // width, "patch_size": patch, "spatial_merge_size": _MERGED,
-            "temporal_patch_size": _FRAMES,
-        },
+        vision_config=vision,
         **{name: vocabulary[token] for name, token in _TOKENS.items()},
         tie_word_embeddings=text.tie_word_embeddings,
-        architectures=["Qwen2VLForConditionalGeneration"],
+        architectures=[f"{generation}ForConditionalGeneration"],
         dtype=text.dtype,
     )  # fmt: skip
+
+
+def _windows(file: GgufFile, depth: int) -> dict[str, Any]:
+    """Return which layers of Qwen2.5-VL's tower see all of an image, and what the others see, in pixels."""
+    every = file.value("clip.vision.n_wa_pattern", int)
+    if every < 1:
+        raise CheckpointError(f"{file.path}: clip.vision.n_wa_pattern is {every}, expected at least 1")
+    size = file.value("clip.vision.window_size", int, default=_WINDOW)
+    return {"window_size": size, "fullatt_block_indexes": [*range(every - 1, depth, every)]}

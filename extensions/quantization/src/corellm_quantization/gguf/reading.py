@@ -169,7 +169,7 @@ class _Tensors:
         self.widened.update(source.stored.kind.name for source in sources if source.stored.kind not in FLOATS)
         if len(sources) == 1 and self._keeps_rows(sources[0]):
             return self._widened(sources[0], dtype)
-        if sources[0].file is not self.names.text:
+        if sources[0].file is not self.names.text and len(sources) > 1:
             parts = [self._widened(source, dtype) for source in sources]
             return torch.stack(parts, 2) if parts[0].dim() == 4 else torch.cat(parts)  # of a convolution, its frames
         made: dict[str, dict[str, Tensor]] = {"tensors": {}}

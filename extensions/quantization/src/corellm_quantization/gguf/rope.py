@@ -31,6 +31,8 @@ def rope_parameters(file: GgufFile, config: PreTrainedConfig) -> Mapping[str, An
     theta = {"rope_theta": file.stated.get(f"{file.architecture}.rope.freq_base", 10000.0)}
     if _FACTORS in file.tensors:
         return theta | _llama3(file, config, theta["rope_theta"])
+    if config.model_type == "gemma3_text" and kind in ("none", "linear"):
+        return _gemma3(file, config.rope_parameters, kind)
     if kind == "none":
         return None
     if kind not in ("linear", "yarn") or config.model_type.startswith("gemma"):  # whose layers differ
@@ -39,6 +41,18 @@ def rope_parameters(file: GgufFile, config: PreTrainedConfig) -> Mapping[str, An
     if kind == "yarn":
         scaling["original_max_position_embeddings"] = file.value(f"{key}.original_context_length", int)
     return scaling
+
+
+def _gemma3(file: GgufFile, stated: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """Return the parameters of layers with a window, and of those without, which alone are scaled."""
+    local = {"rope_theta": file.value("gemma3.rope.freq_base_swa", float, default=10000.0)}
+    scaling = {}
+    if kind == "linear":
+        scaling = {"rope_type": kind, "factor": float(file.value("gemma3.rope.scaling.factor", float, int))}
+    return {
+        "sliding_attention": stated["sliding_attention"] | local,
+        "full_attention": stated["full_attention"] | scaling,
+    }
 
 
 def _llama3(file: GgufFile, config: PreTrainedConfig, theta: float) -> dict[str, Any]:

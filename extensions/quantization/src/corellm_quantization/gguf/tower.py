@@ -6,13 +6,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from corellm.errors import CheckpointError
-from corellm_quantization.gguf import llava, qwen2_vl
+from corellm_quantization.gguf import gemma3, llava, qwen2_vl
 from corellm_quantization.gguf.file import GgufFile
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-_KINDS = {"mlp": llava.configure, "qwen2vl_merger": qwen2_vl.configure}
+_KINDS = {
+    "mlp": llava.configure,
+    "qwen2vl_merger": qwen2_vl.configure,
+    "qwen2.5vl_merger": qwen2_vl.configure,
+    "gemma3": gemma3.configure,
+}
 """Functions that configure a model with its tower, by the type of the projector."""
 
 
@@ -22,7 +27,7 @@ def add_tower(
     """Write the processor of a text model with an encoder, and return their configuration.
 
     Args:
-        folder: of the checkpoint.
+        folder: of the checkpoint, with the tokenizer.
         text: the text model's configuration.
         tokenizer: may get a token for images.
         model: the text model's file.
@@ -44,11 +49,18 @@ def add_tower(
             f"{file.path}: encoders of the kind {kind!r:.60} are not known; known: {', '.join(_KINDS)}; "
             f"mmproj='none' runs the text model alone"
         )
-    output = file.tensors.get("mm.2.weight")
-    if output is None or output.shape[0] != text.hidden_size:
-        width = "none" if output is None else output.shape[0]
+    width = _width(file)
+    if width != text.hidden_size:
         raise CheckpointError(
-            f"{file.path}: its embeddings have the width {width}, the text model's {text.hidden_size}; take the file "
-            f"of this model, or mmproj='none'"
+            f"{file.path}: its embeddings have the width {width or 'none'}, the text model's {text.hidden_size}; take "
+            f"the file of this model, or mmproj='none'"
         )
     return configure(folder, text, tokenizer, model, file)
+
+
+def _width(file: GgufFile) -> int | None:
+    """Return the width of what a tower gives, by the last of its products."""
+    for name, dim in (("mm.2.weight", 0), ("mm.input_projection.weight", -1)):
+        if name in file.tensors:
+            return file.tensors[name].shape[dim]
+    return None
