@@ -101,7 +101,7 @@ def write_text(
     values |= tokenizer_values(tokenizer) | more
     tensors, made = dict[str, Any](), dict[str, Tensor]()
     for place, parameter in model.state_dict().items():
-        alone = place.replace("language_model.", "")
+        alone = place.replace("language_model.", "").replace("text_model.", "")
         known = names.get_name(alone, (".weight", ".bias"))
         if known is None or (alone == "lm_head.weight" and model.config.tie_word_embeddings):
             continue
@@ -162,15 +162,19 @@ def write_tower(
     _write(path, "clip", values | more, tensors)
 
 
-def write_gemma3(folder: Path, checkpoint: Path, kind: Kind, **more: Any) -> Any:
-    """Write a Gemma 3's two files, with the text model's matrices in a type; return the model of the same weights."""
-    model = transformers.Gemma3ForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).eval()
+def write_siglip(folder: Path, checkpoint: Path, kind: Kind, **more: Any) -> Any:
+    """Write the two files of a Gemma 3 or Idefics 3, with the text model's matrices in a type.
+
+    Returns:
+        The model of the same weights.
+    """
+    model = transformers.AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=torch.float32).eval()
     processor = transformers.AutoProcessor.from_pretrained(checkpoint)
     values = write_text(folder / "model.gguf", model, processor.tokenizer, lambda name: kind, **more)
     model.load_state_dict(model.state_dict() | values)
     config, images = model.config.vision_config, processor.image_processor
     stated = {
-        "clip.has_vision_encoder": True, "clip.projector_type": "gemma3", "clip.use_gelu": True,
+        "clip.has_vision_encoder": True, "clip.projector_type": model.config.model_type, "clip.use_gelu": True,
         "clip.vision.image_size": config.image_size, "clip.vision.patch_size": config.patch_size,
         "clip.vision.embedding_length": config.hidden_size, "clip.vision.block_count": config.num_hidden_layers,
         "clip.vision.feed_forward_length": config.intermediate_size,
@@ -178,17 +182,19 @@ def write_gemma3(folder: Path, checkpoint: Path, kind: Kind, **more: Any) -> Any
         "clip.vision.attention.layer_norm_epsilon": config.layer_norm_eps,
         "clip.vision.image_mean": list(images.image_mean), "clip.vision.image_std": list(images.image_std),
     }  # fmt: skip
-    side = config.image_size // config.patch_size
-    if (scale := side // int(model.config.mm_tokens_per_image**0.5)) != 4:
+    if model.config.model_type == "idefics3":
+        stated["clip.vision.projector.scale_factor"] = model.config.scale_factor
+        stated["clip.vision.preproc_image_size"] = images.size["longest_edge"]
+    elif (scale := config.image_size // config.patch_size // int(model.config.mm_tokens_per_image**0.5)) != 4:
         stated["clip.vision.projector.scale_factor"] = scale
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, config.num_hidden_layers)
     tensors = {}
     for place, parameter in model.state_dict().items():
         whole = place.removeprefix("model.").replace("vision_tower.", "vision_tower.vision_model.")
         whole = whole.replace("vision_model.vision_model", "vision_model").replace("_weight", ".weight")
-        if "language_model" in place or "lm_head" in place:
+        if any(part in place for part in ("language_model", "text_model", "lm_head")):
             continue
-        name = names.get_name(whole, (".weight", ".bias"))
+        name = names.get_name(place, (".weight", ".bias")) or names.get_name(whole, (".weight", ".bias"))
         assert name is not None, place
         tensors[name] = (parameter + 1 if "soft_emb_norm" in name else parameter).float().numpy(), Kind.F32
     _write(folder / "mmproj.gguf", "clip", stated, tensors)
@@ -261,7 +267,7 @@ def write_llava(folder: Path, checkpoint: Path | str, kind: Kind, part: int = 0)
 def tokenizer_values(tokenizer: Any) -> dict[str, Any]:
     """Return what a file states of a tokenizer: byte-level, or as SentencePiece has it."""
     model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
-    spelled = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    spelled = sorted(ids := tokenizer.get_vocab(), key=ids.__getitem__)
     special = set(tokenizer.all_special_tokens)
     of_pieces = model["byte_fallback"]
     kinds = [_token_type(token, special, of_pieces) for token in spelled]

@@ -25,12 +25,13 @@ from corellm_quantization.gguf.blocks import FORMS, decoded
 from corellm_quantization.gguf.checkpoint import make_checkpoint
 from corellm_quantization.gguf.file import read_header
 from corellm_qwen_vl.tiny import make_tiny_checkpoint as make_qwen_vl
+from corellm_transformers.tiny import make_tiny_checkpoint as make_transformers
 from extensions.quantization.tests.gguf_files import (
     stored,
     tokenizer_values,
-    write_gemma3,
     write_llava,
     write_qwen_vl,
+    write_siglip,
     write_text,
     write_tower,
 )
@@ -187,7 +188,7 @@ def test_gemma_3_sees_images_with_windows_and_scaled_positions(as_published: boo
         config = json.loads((checkpoint / "config.json").read_text())
         config["text_config"]["rope_parameters"]["full_attention"] |= {"rope_type": "linear", "factor": 8.0}
         (checkpoint / "config.json").write_text(json.dumps(config))
-    model = write_gemma3(tmp_path, checkpoint, Kind.Q8_0, **more)
+    model = write_siglip(tmp_path, checkpoint, Kind.Q8_0, **more)
     prompt = "<start_of_image> What shape is in it?"
     wanted = greedy(model, processor(images=IMAGE, text=prompt, return_tensors="pt"))
     with LLM(str(tmp_path), dtype="float32") as llm:
@@ -195,6 +196,17 @@ def test_gemma_3_sees_images_with_windows_and_scaled_positions(as_published: boo
         assert_same(llm.generate(request, PARAMS, use_tqdm=False)[0].outputs[0], wanted)
         made = llm.get_tokenizer()
         assert all(made(text)["input_ids"] == processor.tokenizer(text)["input_ids"] for text in TEXTS)
+
+
+def test_idefics_3_sees_the_tiles_of_an_image(tmp_path: Path) -> None:
+    checkpoint = make_transformers(tmp_path / "checkpoint", architecture="Idefics3ForConditionalGeneration")
+    model = write_siglip(tmp_path, checkpoint, Kind.Q8_0)
+    image, prompt = random_image(110, 90, 1), "<image>What shape?"
+    inputs = transformers.AutoProcessor.from_pretrained(checkpoint)(images=image, text=prompt, return_tensors="pt")
+    assert inputs["pixel_values"].shape[1] > 2
+    with LLM(str(tmp_path), dtype="float32") as llm:
+        request = {"prompt": prompt, "multi_modal_data": {"image": image}}
+        assert_same(llm.generate(request, PARAMS, use_tqdm=False)[0].outputs[0], greedy(model, inputs))
 
 
 def test_names_of_the_first_towers_and_a_vocabulary_without_a_token_for_images(

@@ -54,13 +54,17 @@ _QWEN2_VL = {
     "ffn_down": "mlp.fc2",
 }
 _QWEN2_5_VL = _QWEN2_VL | {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
-_GEMMA3 = {name: place for name, place in _LLAVA.items() if not name.startswith("mm.")} | {
+_SIGLIP = {name: place for name, place in _LLAVA.items() if not name.startswith("mm.")} | {
     "v.patch_embd": "embeddings.patch_embedding",
+}
+_IDEFICS3 = _SIGLIP | {"mm.model.fc": "connector.modality_projection.proj"}
+_GEMMA3 = _SIGLIP | {
     "mm.input_projection.weight": "multi_modal_projector.mm_input_projection_weight",
     "mm.soft_emb_norm": "multi_modal_projector.mm_soft_emb_norm",
 }
 _TOWERS: Mapping[str, Mapping[str, str]] = {
     "llava": _LLAVA, "qwen2_vl": _QWEN2_VL, "qwen2_5_vl": _QWEN2_5_VL, "gemma3": _GEMMA3,
+    "idefics3": _IDEFICS3,
 }  # fmt: skip
 """Parts of names in files and in transformers, by type of model, in the order in which several become one."""
 _UNUSED = re.compile(r"vision_tower\..*post_layernorm\.")

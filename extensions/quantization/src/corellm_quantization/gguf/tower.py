@@ -6,18 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from corellm.errors import CheckpointError
-from corellm_quantization.gguf import gemma3, llava, qwen2_vl
+from corellm_quantization.gguf import gemma3, idefics3, llava, qwen2_vl
 from corellm_quantization.gguf.file import GgufFile
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 _KINDS = {
-    "mlp": llava.configure,
-    "qwen2vl_merger": qwen2_vl.configure,
-    "qwen2.5vl_merger": qwen2_vl.configure,
-    "gemma3": gemma3.configure,
-}
+    "mlp": llava.configure, "gemma3": gemma3.configure, "idefics3": idefics3.configure,
+    "qwen2vl_merger": qwen2_vl.configure, "qwen2.5vl_merger": qwen2_vl.configure,
+}  # fmt: skip
 """Functions that configure a model with its tower, by the type of the projector."""
 
 
@@ -60,7 +58,7 @@ def add_tower(
 
 def _width(file: GgufFile) -> int | None:
     """Return the width of what a tower gives, by the last of its products."""
-    for name, dim in (("mm.2.weight", 0), ("mm.input_projection.weight", -1)):
+    for name, dim in (("mm.2.weight", 0), ("mm.model.fc.weight", 0), ("mm.input_projection.weight", -1)):
         if name in file.tensors:
             return file.tensors[name].shape[dim]
     return None
