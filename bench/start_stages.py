@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("model", help="a checkpoint whose prompts have <image>")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantization", choices=["int8", "int4"])
-    parser.add_argument("--weight-cache", help="folder of packed weights (default: none)")
+    parser.add_argument("--weight-cache", default="none", help="folder of packed weights, auto or none (default: none)")
     parser.add_argument("--max-model-len", type=int, help="tokens of a sequence (default: what the model has)")
     parser.add_argument("--kv-cache-memory", type=int, default=1 << 30, help="bytes (default 1 GiB)")
     args = parser.parse_args()

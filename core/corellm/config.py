@@ -22,7 +22,7 @@ LOAD_FORMATS = ("auto", "safetensors", "dummy")
 GENERATION_CONFIGS = ("auto", "none")
 DUMMY_OPTIONS = {"image": ("width", "height"), "video": ("num_frames", "width", "height"), "audio": ("length",)}
 """Sizes that `limit_mm_per_prompt` may limit, besides the number of items."""
-_PATHS = {"tokenizer": "a directory or a hub name", "mmproj": "a file", "weight_cache": "a folder"}
+_PATHS = {"tokenizer": "a directory or a hub name", "mmproj": "a file", "weight_cache": "a folder, auto or none"}
 KV_CACHE_DTYPES = ("auto", "int8", "fp8")
 QUANTIZATIONS = ("int4", "int8")
 MEDIA_FORMATS = (
@@ -118,11 +118,13 @@ class ModelConfig:
     quantization: str | None = None
     """`int8` rounds the weights of linear layers to 8 bits when they are loaded: a quarter of float32's memory,
     and on CPUs faster. `int4` rounds them to 4 bits, in groups; it needs `corellm-quantization`."""
-    weight_cache: str | None = None
+    weight_cache: str | None = "auto"
     """Folder in which weights are kept as CPU kernels read them: later starts map these files, and replicas share them.
-    Without one, nothing is kept. Files may be deleted at any time."""
+    `auto` is the user's cache (`$XDG_CACHE_HOME/corellm/weights`, or `~/.cache/corellm/weights`), for models of 64 MiB
+    or more; `none` keeps nothing. Files may be deleted at any time."""
     weight_cache_bytes: int = 64 << 30
-    """Most bytes of these files together; those used longest ago are deleted."""
+    """Most bytes of these files together; those used longest ago are deleted. `auto` takes no more than half of what
+    would be free on the disk without them."""
     device: str = "auto"
     """`auto` takes the first NVIDIA GPU there is, else the CPU; or `cpu`, `cuda`, `cuda:1`."""
     max_model_len: int | None = None

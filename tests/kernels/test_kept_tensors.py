@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -103,7 +106,6 @@ def test_those_used_longest_ago_make_room(tmp_path: Path) -> None:
     """Files of others stay."""
     (tmp_path / "notes.txt").write_bytes(bytes(100_000))
     (tmp_path / "x.corellm-unfinished").write_bytes(bytes(10_000))  # of a process that was killed
-    os.utime(tmp_path / "x.corellm-unfinished", (0, 0))
     for number, key in enumerate(("first", "second")):
         KeptTensors(tmp_path, key, LIMIT).keep("maker", some_tensors())
         newest = max(tmp_path.glob("*-kept"), key=lambda path: path.stat().st_mtime_ns)
@@ -116,13 +118,51 @@ def test_those_used_longest_ago_make_room(tmp_path: Path) -> None:
     assert {path.suffix for path in files(tmp_path)} == {".txt", ".corellm-kept"}
 
 
-def test_what_a_killed_process_left_goes(tmp_path: Path) -> None:
-    """What another one still writes stays."""
-    for name in ("left", "new"):
-        (tmp_path / f"{name}.corellm-unfinished").touch()
-    os.utime(tmp_path / "left.corellm-unfinished", (0, 0))
-    KeptTensors(tmp_path, "key", LIMIT).keep("maker", some_tensors())
-    assert [path.name for path in files(tmp_path) if path.suffix == ".corellm-unfinished"] == ["new.corellm-unfinished"]
+def test_while_another_process_writes_nothing_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its file stays; once it was killed, what it left goes."""
+    (tmp_path / "its.corellm-unfinished").touch()
+    kept = KeptTensors(tmp_path, "key", LIMIT)
+    other = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    kept.keep("maker", some_tensors())
+    assert [path.name for path in files(tmp_path)] == ["its.corellm-unfinished"]
+    assert "another process does it" in caplog.text
+    os.close(other)
+    kept.keep("maker", some_tensors())
+    assert [path.suffix for path in files(tmp_path)] == [".corellm-kept"]
+
+
+def test_what_another_process_kept_meanwhile_is_not_written_again(tmp_path: Path) -> None:
+    """Two look for it, and make it; the second one to be ready finds that of the first."""
+    first, second = KeptTensors(tmp_path, "key", LIMIT), KeptTensors(tmp_path, "key", LIMIT)
+    assert first.take("maker") == second.take("maker") == {}
+    first.keep("maker", some_tensors())
+    (before,) = (path.stat().st_ino for path in files(tmp_path))
+    second.keep("maker", some_tensors())
+    assert [path.stat().st_ino for path in files(tmp_path)] == [before]
+
+
+def test_no_more_is_kept_than_a_share_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of what would be free without these files: older ones go until that is so."""
+    KeptTensors(tmp_path, "old", LIMIT).keep("maker", some_tensors())
+    (old,) = files(tmp_path)
+    size = old.stat().st_size
+    monkeypatch.setattr(kept_tensors.shutil, "disk_usage", lambda folder: SimpleNamespace(free=size))
+    KeptTensors(tmp_path, "key", LIMIT, share=0.4).keep("maker", some_tensors())
+    assert files(tmp_path) == [old]
+    assert f"more than 40% of the {2 * size:,} that are free" in caplog.text
+    KeptTensors(tmp_path, "key", LIMIT, share=0.6).keep("maker", some_tensors())
+    assert len(files(tmp_path)) == 1
+    assert not old.exists()
+
+
+def test_others_may_not_read_what_is_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    KeptTensors(folder, "key", LIMIT).keep("maker", some_tensors())
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert [path.stat().st_mode & 0o777 for path in files(folder)] == [0o600]
 
 
 def test_what_is_above_the_limit_is_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -168,15 +208,17 @@ def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path: Path, caplog
     assert "damaged" not in caplog.text
 
 
-def test_a_write_that_fails_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_disk_that_is_full_in_the_middle_of_a_file_has_nothing_of_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(fd: int) -> None:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(kept_tensors.os, "fsync", fail)
-    KeptTensors(tmp_path, "key", LIMIT).keep("maker", some_tensors())
-    assert "no space left" in caplog.text
+    """The most that a file may have is as good as the most that a disk has."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        KeptTensors(tmp_path, "key", LIMIT).keep("maker", some_tensors())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "File too large" in caplog.text
     assert files(tmp_path) == []
 
 
@@ -188,4 +230,4 @@ def test_tensors_begin_at_lines_of_the_processor(tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def _all_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="corellm")
+    caplog.set_level(logging.INFO, logger="corellm_kernels")

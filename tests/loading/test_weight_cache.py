@@ -143,6 +143,33 @@ def test_weights_of_a_text_encoder_are_kept(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
+    "case",
+    ["large", "small", "off", "no folder can be made", "in memory"],
+)
+def test_weights_of_large_models_are_kept_unasked(
+    case: str, tiny_llava: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the user's cache, if files may lie there; without it, the start goes on, and says so once.
+
+    No other test has a model that is as large: none writes to the home of who runs it.
+    """
+    users = tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(users))
+    if case != "small":
+        monkeypatch.setattr("corellm.loading.weight_key._WORTH_IT", 1 << 16)
+    if case == "no folder can be made":
+        users.touch()
+    kind = "tmpfs" if case == "in memory" else "ext4"
+    monkeypatch.setattr("corellm.system.cache_folder._file_system", lambda path: kind)
+    with start(tiny_llava, dtype="float32", device="cpu", **({"weight_cache": "none"} if case == "off" else {})):
+        pass
+    kept = [path for path in users.rglob("*") if path.is_file()]
+    assert [path.parent for path in kept] == ([users / "corellm" / "weights"] if case == "large" else [])
+    warned = case in ("no folder can be made", "in memory")
+    assert caplog.text.count("weight_cache can name another folder, or none") == warned
+
+
+@pytest.mark.parametrize(
     "options",
     [
         {"weight_cache": ""},

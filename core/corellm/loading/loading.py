@@ -62,7 +62,7 @@ from corellm.loading.sizing import (
     token_budget,
     wanted_len,
 )
-from corellm.loading.weight_key import weight_key
+from corellm.loading.weight_key import weight_source
 from corellm.loading.weight_places import WeightPlace
 from corellm.multimodal.profile import DummyProfile
 from corellm.plugin.extensions import first_result
@@ -142,7 +142,7 @@ def _load(config: EngineConfig, opened: OpenedModel, on_failure: ExitStack) -> L
     )
     memory = DeviceMemory(context.device, config.cache.gpu_memory_utilization)
     with memory.explaining("the weights", "take a smaller or quantized model, or free the device of other processes"):
-        weights = load_weights(config, opened, backend, weight_key(config, opened))
+        weights = load_weights(config, opened, backend, weight_source(config, opened))
     executor = ThreadPoolExecutor(max_workers=usable_cpus(), thread_name_prefix="corellm-processor")
     on_failure.callback(executor.shutdown, wait=False, cancel_futures=True)
     config, weights = with_kept_states(config, context, weights, memory)

@@ -38,7 +38,7 @@ from corellm.worker.parts.step_part import StepPart
 
 if TYPE_CHECKING:
     from corellm.loading.opening import OpenedModel
-    from corellm.loading.weight_key import WeightKey
+    from corellm.loading.weight_key import WeightSource
     from corellm.worker.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
@@ -95,11 +95,11 @@ def load_model(
 
 
 def load_weights(
-    config: EngineConfig, opened: OpenedModel, backend: AttentionBackend, kept: WeightKey | None = None
+    config: EngineConfig, opened: OpenedModel, backend: AttentionBackend, source: WeightSource | None = None
 ) -> ModelParts:
     """Load the model, find its decoder, layout and widths, replace layers by faster ones, take extensions' parts.
 
-    What is made of its weights may be kept under the key `kept`.
+    What is made of its weights may be kept, if their source is given.
     """
     hooks, context, use, attended = opened.hooks, opened.context, opened.use, opened.attended
     make_quantize = find_quantization(config)  # or refuse it before weights are read
@@ -128,7 +128,7 @@ def load_weights(
     make_runner = use.runner(config, context, model, hidden_size)
     samples = make_runner is None
     vocab_size = hooks.compute_logits(model=model, hidden_states=hidden).shape[-1] if samples else embedding_size
-    replace_layers(model, config, context, make_quantize, kept=kept)
+    replace_layers(model, config, context, make_quantize, source=source)
     places = weight_places(model)
     linears = LinearAdditions(model, language_model, keeping.values(), samples=samples)
     offered = call_extensions(
@@ -163,7 +163,7 @@ def replace_layers(
     make_quantize: MakeQuantize | None,
     *,
     reads_short_texts: bool = False,
-    kept: WeightKey | None = None,
+    source: WeightSource | None = None,
 ) -> None:
     """Replace a model's layers by faster ones: by those of extensions, then linear layers by rounded or packed ones."""
     transpose_linears(model)
@@ -177,7 +177,7 @@ def replace_layers(
             dtype=context.dtype,
             quantization=config.model.quantization,
             quantize=quantize,
-            kept=kept,
+            kept=None if source is None else source.key_of(model),
         ):
             logger.info("fused by %s: %s", name, "; ".join(replaced) or "nothing")
     if quantize is not None and (count := quantize_linears(model, quantize)):

@@ -37,7 +37,7 @@ def fuse_for_cpu(model: nn.Module, quantize: Quantize | None = None, kept: Weigh
     """
     done = fuse(model, CPU_KERNELS)
     release_mapped_weights()  # which layers ran on, beside their replacements
-    packed = PackedWeights(None if kept is None else KeptTensors(kept.folder, kept.key, kept.limit))
+    packed = PackedWeights(None if kept is None else KeptTensors(kept.folder, kept.key, kept.limit, kept.share))
     steps: list[tuple[Callable[[nn.Module], int], str]] = [
         (fuse_activations, "activation: one kernel"),
         (pack_patches, "convolution over patches: a product"),

@@ -18,7 +18,7 @@ from corellm.loading.model_parts import ModelParts, load_weights
 from corellm.loading.opening import at_load, open_model
 from corellm.loading.rope import freeze_rope
 from corellm.loading.sizing import sequences_at_once, token_budget, wanted_len
-from corellm.loading.weight_key import weight_key
+from corellm.loading.weight_key import weight_source
 from corellm.worker.kv_cache import cache_dtype
 from corellm_speculative.draft_checkpoint import draft_config, locate_draft
 from corellm_speculative.draft_model import DraftModel
@@ -52,7 +52,7 @@ def load_draft(config: EngineConfig, context: ModelContext, settings: DraftSetti
         own = replace(own, model=replace(own.model, max_model_len=max_len))
         backend = select_backend(opened.context.device, opened.context.dtype, config.model.attention_backend)
         kv_dtype = cache_dtype(config.cache.kv_cache_dtype, opened.context.dtype)
-        weights = load_weights(own, opened, backend, weight_key(own, opened))
+        weights = load_weights(own, opened, backend, weight_source(own, opened))
         if weights.attended is not None:
             raise ConfigError(
                 f"speculative_config: the draft model {settings.model} attends to states of items; take one that does "

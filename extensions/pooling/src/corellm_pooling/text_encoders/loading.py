@@ -20,7 +20,7 @@ from corellm.loading.loading import LoadedModel, make_scheduler
 from corellm.loading.model_parts import find_quantization, replace_layers
 from corellm.loading.opening import OpenedModel, make_input_processor, make_mm_processor
 from corellm.loading.sizing import Sizes, sequences_at_once, token_budget
-from corellm.loading.weight_key import weight_key
+from corellm.loading.weight_key import weight_source
 from corellm.modelling.defaults import attention_of, freeze, model_width
 from corellm.sampling.sampling_state import SamplingState
 from corellm.system.memory import DeviceMemory
@@ -51,6 +51,7 @@ def load_text_encoder(
     stated = read_stated_pooling(context.model_path)
     late = None if stated is None else stated.late
     make_quantize = find_quantization(config)  # or refuse it before weights are read
+    source = weight_source(config, opened)
     with memory.explaining("the weights", "take a smaller model, or free the device of other processes"):
         model = _load_weights(config, opened, late, conversion)
     longest = None if stated is None else stated.max_seq_length
@@ -58,8 +59,7 @@ def load_text_encoder(
     encode = choose_forward(model.base_model, context.tokenizer, max_model_len)
     hidden, _ = encode(Batch([[0]], [None]))
     pooler = build_encoder_pooler(PoolerConfig.of(config.model.pooler_config), context, model, hidden.shape[-1])
-    kept = weight_key(config, opened)
-    replace_layers(model, config, context, make_quantize, reads_short_texts=True, kept=kept)
+    replace_layers(model, config, context, make_quantize, reads_short_texts=True, source=source)
 
     executor = ThreadPoolExecutor(max_workers=usable_cpus(), thread_name_prefix="corellm-processor")
     on_failure.callback(executor.shutdown, wait=False, cancel_futures=True)

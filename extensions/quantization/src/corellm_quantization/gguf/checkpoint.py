@@ -23,6 +23,7 @@ from gguf.constants import GGMLQuantizationType
 
 import corellm
 from corellm.errors import CheckpointError
+from corellm.system.cache_folder import cache_folder
 from corellm_quantization.gguf.file import GgufFile, read_file, state_of
 from corellm_quantization.gguf.rope import rope_parameters
 from corellm_quantization.gguf.tower import add_tower
@@ -57,7 +58,7 @@ def make_checkpoint(path: Path, mmproj: str | None) -> Path:
     """
     named = _text_files(path)
     files, tower = [part.resolve() for part in named], _tower_file(named[0], mmproj)
-    folder = _folder() / _key([files] if tower is None else [files, [tower]])
+    folder = cache_folder("gguf") / _key([files] if tower is None else [files, [tower]])
     if not (folder / "config.json").is_file():
         header = read_file(files)
         if header.architecture == "clip":
@@ -108,11 +109,6 @@ def _put(made: Path, folder: Path) -> None:
     except OSError:
         if not (folder / "config.json").is_file():
             raise
-
-
-def _folder() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return Path(cache or Path.home() / ".cache") / "corellm" / "gguf"
 
 
 def _key(files: list[list[Path]]) -> str:
