@@ -1,4 +1,4 @@
-"""scikit-learn, scipy, sympy and torch's compiler are imported by who uses them, and not by who loads a model."""
+"""scikit-learn, scipy, sympy, trio and torch's compiler are imported by who uses them, and not by who loads a model."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from corellm import LLM
 with LLM(sys.argv[1], device="cpu") as llm:
     llm.generate("a")
     llm.generate({"prompt": "<image>a", "multi_modal_data": {"image": Image.new("RGB", (40, 30))}})
-    assert not {"sklearn", "scipy", "sympy"} & {name.split(".")[0] for name in sys.modules}
+    assert not {"sklearn", "scipy", "sympy", "trio"} & {name.split(".")[0] for name in sys.modules}
     assert "torch._dynamo.eval_frame" not in sys.modules
+    from transformers.utils.import_utils import create_import_structure_from_path as scan
+    assert not hasattr(scan, "cache_info") or scan.cache_info().misses == scan.cache_info().currsize > 128
 """
 CALLED = """
 from transformers.generation import candidate_generator
@@ -138,6 +140,17 @@ mesh = torch.distributed.init_device_mesh("cpu", (1,))
 ones = torch.distributed.tensor.distribute_tensor(torch.ones(2, 2), mesh)
 assert isinstance(ones, DTensor) and torch.equal((ones @ ones).full_tensor(), torch.full((2, 2), 2.0))
 """
+CLIENT = """
+if find_spec("trio") is not None:
+    (holder,) = [module for name, module in sys.modules.items() if name in CLIENTS]
+    import trio
+    assert trio.run(trio.sleep, 0) is None  # the stand-in imports it
+    assert holder.trio is trio is sys.modules["trio"]
+    async def locked():
+        async with holder.AsyncLock():
+            return 3
+    assert holder.trio.run(locked) == 3
+"""
 FIRST_ABSENT = """
 try:
     import torch._dynamo.absent
@@ -148,6 +161,7 @@ else:
 """
 AFTERWARDS = {
     "called": CALLED,
+    "client": CLIENT,
     "compiled": COMPILED,
     "called of the compiler": CALLED_OF_COMPILER,
     "parts": PARTS,
@@ -157,6 +171,7 @@ AFTERWARDS = {
     "first absent": FIRST_ABSENT,
 }
 FORKING = """
+CLIENTS = "httpcore._synchronization", "httpcore2._synchronization"  # of older and newer releases of the hub's client
 import os, sys, torch, traceback
 from importlib.util import find_spec
 from corellm.loading.deferred_imports import deferring, import_deferring

@@ -18,6 +18,7 @@ from corellm.engine.atomic import atomic
 from corellm.errors import ConfigError, CorellmError, EngineDeadError, InvalidParameterError, RequestError
 from corellm.frontend.input_processor import ProcessedPrompt, with_request_id
 from corellm.frontend.output_processor import OutputProcessor
+from corellm.loading.deferred_imports import deferring
 from corellm.loading.locating import LocatedModel, locate
 from corellm.outputs import RequestOutput
 from corellm.sampling_params import RequestOutputKind, SamplingParams
@@ -72,8 +73,9 @@ class LLMEngine(NotPicklable):
                 )
             set_up_threads()
             keep_freed_memory()
-            from corellm.loading.dummy_steps import is_healthy
-            from corellm.loading.loading import load  # torch comes in here, after the threads are set up
+            with deferring():  # transformers comes in here
+                from corellm.loading.dummy_steps import is_healthy
+                from corellm.loading.loading import load
 
             model = load(config, located, check_encoders=check_encoders)
         return_freed_memory()

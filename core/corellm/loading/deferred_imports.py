@@ -1,12 +1,14 @@
 """Imports of torch and transformers that can wait: torch's compiler, shapes of symbols, sympy, scipy, scikit-learn.
 
 transformers' modelling imports each of these for decorators or for a function that no run here calls; torch's sharded
-tensors, which it imports, too, import shapes of symbols and with them sympy. torch imports its compiler when a model is
-made on the meta device, and the first time a plan is recorded; its operations there ask for shapes of symbols, too.
+tensors, which it imports, too, import shapes of symbols and with them sympy; the hub's client imports trio. torch
+imports its compiler when a model is made on the meta device, and the first time a plan is recorded; its operations
+there ask for shapes of symbols, too.
 While a model is loaded, stand-ins are in `sys.modules` instead. A stand-in gives the functions that transformers and
 torch are known to import, and these import the module when they are called, unless no symbol is in what they are asked;
 any other attribute imports it at once. Once a module is imported, it replaces its stand-in in every module that holds
-that.
+that. transformers reads all its source files for the names in them, and again when its models are imported: what it
+found is kept from then on, where this was here first.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial, wraps
+from functools import cache, lru_cache, partial, wraps
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
@@ -42,6 +44,7 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
     _SYMPY: (),
     "scipy.optimize": ("linear_sum_assignment",),
     "sklearn.metrics": ("roc_curve",),
+    "trio": (),
 }
 """The modules that have stand-ins, and the functions that transformers and torch import from each."""
 _IMPORTERS = (
@@ -53,6 +56,8 @@ _IMPORTERS = (
 )
 """The modules of transformers that import them, whatever the model."""
 
+_SCANNING, _SCAN = "transformers.utils.import_utils", "create_import_structure_from_path"
+"""Where transformers reads its source files, and what reads those of one of 560 folders, and keeps the last 128."""
 _lock = RLock()
 """Held while stand-ins come and go; not while a module is imported."""
 
@@ -198,15 +203,17 @@ class _Finder:
             path = getattr(package.module(), "__path__", ())
             if name in sys.modules:
                 return ModuleSpec(name, _Imported(sys.modules.pop(name)))
-        elif name not in _waiting:
+        elif name not in _waiting and name != _SCANNING:
             return None
         spec = PathFinder.find_spec(name, path, target)
-        if spec is None or spec.loader is None or name not in _waiting:
+        if spec is None or spec.loader is None or name not in (*_waiting, _SCANNING):
             return spec
         execute = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
+            if name == _SCANNING and isinstance(scan := getattr(module, _SCAN, None), type(lru_cache(eq))):
+                setattr(module, _SCAN, cache(scan.__wrapped__))  # of older releases there is none
             with _lock:
                 stand_in = _waiting.pop(name, None)
             if stand_in is not None:
