@@ -18,8 +18,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is first 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # read when Triton is first imported, by any module
 os.environ.setdefault("TRITON_INTERPRET", "0" if Path("/dev/nvidiactl").exists() else "1")
-if "PYTEST_XDIST_WORKER" in os.environ:  # several processes share the processors
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
 import pytest

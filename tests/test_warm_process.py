@@ -11,6 +11,8 @@ import pytest
 
 from tests.warm_process import WarmProcess, fork_modules
 
+ROOT = Path(__file__).resolve().parents[1]
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm processes need Linux")
 
 SHOWN = """
@@ -64,6 +66,38 @@ def test_it_is_as_if_it_were_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert fresh[0].count('"imported": false') == 1
     assert (said.replace('"imported": true', '"imported": false'), error, status) == fresh
     assert said != fresh[0]
+
+
+IMPORTED = """
+import os, sys
+print(*(name in sys.modules for name in ("wave", "colorsys")), os.getppid())
+"""
+CODE = """
+import os, socket, subprocess, sys
+from tests.warm_process import HANDED, WarmProcess, fork_modules
+asked = socket.socket(fileno=int(os.environ.pop(HANDED)))
+copy = WarmProcess((), dict(os.environ), asked=asked)
+fork_modules({"imported": copy})
+print(sys.argv, __name__, *(name in sys.modules for name in ("wave", "colorsys")))
+inner = subprocess.run([sys.executable, "-m", "imported"], stdout=subprocess.PIPE, text=True)
+print(inner.stdout == f"True True {os.getpid()}\\n")
+sys.exit(3)
+"""
+
+
+def test_code_has_a_copy_to_fork_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the imports of the warm process, and its copy imports more; what the copy forks is the code's child."""
+    (tmp_path / "imported.py").write_text(IMPORTED)
+    monkeypatch.setattr(subprocess.Popen, "_execute_child", subprocess.Popen._execute_child)  # to be put back
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    warm = WarmProcess(["wave"], environment, copy_imports=["colorsys"])
+    fork_modules({CODE: warm})
+    try:
+        command = [sys.executable, "-u", "-c", CODE, "given"]
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+    finally:
+        warm.close()
+    assert (done.stdout, done.returncode) == ("['-c', 'given'] __main__ True False\nTrue\n", 3)
 
 
 def test_a_run_of_pytest_within_a_test_leaves_what_was_there(pytester: pytest.Pytester) -> None:

@@ -1,9 +1,9 @@
 """A process that has imported what others import, and forks them: they start in a moment instead of some seconds.
 
 `WarmProcess` asks it; it runs this file, with a socket as standard input. What it forks runs a module as `python -m`
-does, with arguments, environment, folder and descriptors of its own, under its own name in `/proc`, as a child of the
-process that asked; a module that starts others has a copy of the warm process for these. Nothing was computed in the
-warm process, and no thread runs there. Needs Linux; knows nothing of pytest and nothing of the modules.
+does, or code as `python -c` does, with arguments, environment, folder and descriptors of its own, under its own name in
+`/proc`, as a child of the process that asked; what starts others has a copy of the warm process for these. Nothing was
+computed in the warm process, and no thread runs there. Needs Linux; knows nothing of what it forks for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 _MOST_BYTES = 1 << 17
@@ -35,6 +35,8 @@ _NAME_BYTES = 512
 """Longest command line that a process shows."""
 _ADOPT_ORPHANS = 36
 """PR_SET_CHILD_SUBREAPER of prctl(2)."""
+HANDED = "WARM_PROCESS"
+"""Variable that tells forked code the number of the socket on which its copy of the warm process is asked."""
 _WITHOUT_EFFECT = {"PYTEST_CURRENT_TEST", "PYTHONUNBUFFERED", "TORCHINDUCTOR_CACHE_DIR"}
 """Variables that may differ: others may be read during imports. Torch sets the last one as its compiler comes in."""
 
@@ -50,6 +52,7 @@ class WarmProcess:
         environment: its own, None for that of the first process that it is asked for; only what has the same one is
             forked from it.
         starts: by module, those that a process which runs it starts itself.
+        copy_imports: what is forked is told of a copy (`HANDED`), which imports this, too; None for no such copy.
         asked: the socket of a warm process that runs.
     """
 
@@ -58,9 +61,11 @@ class WarmProcess:
         imports: Sequence[str],
         environment: Mapping[str, str] | None = None,
         starts: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        copy_imports: Sequence[str] | None = None,
         asked: socket.socket | None = None,
     ) -> None:
         self._imports, self._environment, self._starts, self._asked = imports, environment, starts, asked
+        self._copy_imports, self._process = copy_imports, None
         self._processors = os.sched_getaffinity(0)
         self._lock = threading.Lock()
 
@@ -79,12 +84,13 @@ class WarmProcess:
         """Return the id of a new child of this process.
 
         Args:
-            words: its module and arguments.
+            words: its module or code, and arguments.
             files: its descriptors, `{number there: number here}`.
             request: what else `_become` takes.
         """
         starts = list(self._starts.get(words[0], ()))
-        data = json.dumps({"words": words, "files": list(files), "starts": starts, **request}).encode()
+        asked = {"words": words, "files": list(files), "starts": starts, "copy_imports": self._copy_imports}
+        data = json.dumps(asked | request).encode()
         with self._lock:
             if self._asked is None:
                 self._asked = self._start()
@@ -97,7 +103,8 @@ class WarmProcess:
         if self._asked is not None:
             self._asked.close()
             self._asked = None
-            self._process.wait()
+            if self._process is not None:
+                self._process.wait()
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -112,14 +119,14 @@ def fork_modules(warm: Mapping[str, WarmProcess], are_forked: Callable[[], bool]
     """Have `subprocess.Popen` fork `python -m MODULE` of these modules, until the function that is returned is called.
 
     Args:
-        warm: the process that forks, by module.
+        warm: the process that forks, by module, or by the code of `python -c`.
         are_forked: whether they are at the moment; a fresh interpreter starts otherwise, and where what is asked of the
             new process is not known here.
     """
 
     def start(*given: Any) -> None:
         asked = _parameters.bind(*given).arguments
-        words, is_safe = _module_and_arguments(asked["args"])
+        options, words = _options_and_words(asked["args"])
         process = warm.get(words[0]) if words and are_forked() else None
         environment = os.environ if asked["env"] is None else asked["env"]
         popen = asked["self"]
@@ -132,7 +139,7 @@ def fork_modules(warm: Mapping[str, WarmProcess], are_forked: Callable[[], bool]
         try:
             popen.pid = process.fork(
                 words, files, environment=dict(environment), folder=str(asked["cwd"] or os.getcwd()),
-                processors=list(os.sched_getaffinity(0)), session=asked["start_new_session"], safe_path=is_safe,
+                processors=list(os.sched_getaffinity(0)), session=asked["start_new_session"], options=options,
             )  # fmt: skip
             popen._child_created = True
         finally:
@@ -145,19 +152,22 @@ def fork_modules(warm: Mapping[str, WarmProcess], are_forked: Callable[[], bool]
     return lambda: setattr(subprocess.Popen, "_execute_child", before)
 
 
-def _module_and_arguments(args: Any) -> tuple[list[str], bool]:
-    """The words after `python -m`, none for other commands; and whether nothing is imported from the folder."""
+def _options_and_words(args: Any) -> tuple[list[str], list[str]]:
+    """The options of Python up to `-m` or `-c`, and the words after it; none of these for other commands."""
     words = list(args) if isinstance(args, list | tuple) else []
-    is_safe = words[1:2] == ["-P"]
-    head, rest = words[: 2 + is_safe], words[2 + is_safe :]
-    return (rest if head[:1] == [sys.executable] and head[-1:] == ["-m"] else []), is_safe
+    for number, word in enumerate(words[1:4], 1):
+        if words[0] == sys.executable and word in ("-m", "-c"):
+            return words[1 : number + 1], words[number + 1 :]
+        if word not in ("-P", "-u"):
+            break
+    return [], []
 
 
 # --- the process itself -----------------------------------------------------------------------------------------------
 
 
-def _serve(requests: socket.socket) -> list[str]:
-    """Fork for requests until the other side closes; returns in each forked process, with its module and arguments."""
+def _serve(requests: socket.socket) -> dict[str, Any]:
+    """Fork for requests until the other side closes; returns in each forked process, with what was asked for."""
     while True:
         data, files, _, _ = socket.recv_fds(requests, _MOST_BYTES, _MOST_FILES)
         if not data:
@@ -167,21 +177,38 @@ def _serve(requests: socket.socket) -> list[str]:
             requests.detach()
             request = json.loads(data)
             _become(request, files)
-            if not request["starts"]:
-                return request["words"]
+            imports = request["copy_imports"]
+            if not request["starts"] and imports is None:
+                return request
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             if os.fork():
                 theirs.close()
-                copy = WarmProcess((), dict(os.environ), asked=ours)
-                fork_modules(dict.fromkeys(request["starts"], copy))
-                return request["words"]
+                if imports is not None:
+                    os.environ[HANDED] = str(ours.detach())
+                else:
+                    copy = WarmProcess((), dict(os.environ), asked=ours)
+                    fork_modules(dict.fromkeys(request["starts"], copy))
+                return request
             ours.close()
             requests = theirs
             _leave_standard_streams()
+            _import(imports or ())
             continue
         for file in files:
             os.close(file)
         requests.send(str(pid).encode())
+
+
+def _import(names: Sequence[str]) -> None:
+    """Import modules and call functions; what they leave is kept out of garbage collection."""
+    gc.disable()
+    for name in names:
+        found = resolve_name(name)
+        if ":" in name:
+            found()
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def _fork_orphan() -> int:
@@ -214,12 +241,13 @@ def _become(request: dict[str, Any], files: Sequence[int]) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    if "PYTHONUNBUFFERED" in os.environ:
+    options = request["options"]
+    if "PYTHONUNBUFFERED" in os.environ or "-u" in options:
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    if not request["safe_path"]:
-        sys.path.insert(0, request["folder"])
-    _show([sys.executable, *(["-P"] if request["safe_path"] else []), "-m", *request["words"]])
+    if "-P" not in options:
+        sys.path.insert(0, request["folder"] if options[-1] == "-m" else "")
+    _show([sys.executable, *options, *request["words"]])
 
 
 def _leave_standard_streams() -> None:
@@ -240,22 +268,22 @@ def _show(command: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Import what is asked for, fork, and in a forked process run its module."""
+    """Import what is asked for, fork, and in a forked process run its module or code."""
     interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests = socket.socket(fileno=os.dup(0))
-    gc.disable()
-    for name in json.loads(requests.recv(_MOST_BYTES)):
-        found = resolve_name(name)
-        if ":" in name:
-            found()
-    gc.collect()
-    gc.freeze()
-    gc.enable()
-    words = _serve(requests)
+    _import(json.loads(requests.recv(_MOST_BYTES)))
+    request = _serve(requests)
     signal.signal(signal.SIGINT, interrupt)
-    sys.modules.pop(words[0], None)  # imported above: runpy warns of it
-    sys.argv = words
-    runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    word, *arguments = request["words"]
+    if request["options"][-1] == "-c":
+        gc.unfreeze()  # what is frozen is no referrer, which some code asks for as it is imported
+        sys.argv = ["-c", *arguments]
+        sys.modules["__main__"] = ModuleType("__main__")
+        exec(compile(word, "<string>", "exec"), vars(sys.modules["__main__"]))
+        return
+    sys.modules.pop(word, None)  # imported above: runpy warns of it
+    sys.argv = [word, *arguments]
+    runpy.run_module(word, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

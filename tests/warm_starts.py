@@ -1,24 +1,28 @@
-"""Engines and servers that tests start, and what renders and decodes for them, are forked from warm processes.
+"""Processes of pytest-xdist, engines and servers that tests start, and what renders and decodes for them, are forked
+from warm processes.
 
 A fresh interpreter takes four seconds of processor time for an engine and seven for a server with its engine, nearly
-all of it imports. Tests marked `fresh_starts` have such ones: those of what a process does as it starts or loads.
+all of it imports; a process of pytest-xdist has most of these, too. All have one warm process, of which each process of
+pytest-xdist gets a copy. Tests marked `fresh_starts` have fresh interpreters: those of what a process does as it starts
+or loads.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Generator
 
 import pytest
+from execnet.gateway_io import popen_bootstrapline
 
-from tests.warm_process import WarmProcess, fork_modules
+from tests.warm_process import HANDED, WarmProcess, fork_modules
 
 ENGINE = "corellm.engine.process.engine_main"
 _IMPORTS = (
     ENGINE,
     "corellm.loading.deferred_imports:import_deferring",
-    "corellm.plugin.extensions:load_extensions",
     "corellm.loading.loading",
     "corellm.serving",
     "corellm_kernels.cpu.fusing",
@@ -35,6 +39,8 @@ _IMPORTS = (
     "transformers.models.llava.modeling_llava",
 )
 """What an engine of the tiny LLaVA imports, and a server: other models have more, and import it themselves."""
+_ENGINES_ALONE = ("corellm.plugin.extensions:load_extensions",)
+"""What processes of pytest-xdist import after pytest, which rewrites assertions in it."""
 _IMAGES = ("numpy", "PIL.Image", "corellm.media.image")
 _CHILDREN = {
     "corellm.templates.worker": (),
@@ -48,8 +54,16 @@ _is_fresh = False
 def pytest_configure(config: pytest.Config) -> None:
     """Have the modules forked, where there is what the warm process needs."""
     config.addinivalue_line("markers", "fresh_starts: processes that the test starts are fresh interpreters")
-    if sys.platform == "linux":
-        engines = WarmProcess(_IMPORTS, dict(os.environ), {"corellm": [ENGINE]})
+    if config.getoption("tx", None) and not hasattr(config, "workerinput"):  # several processes share the processors
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        if sys.platform == "linux":
+            workers = WarmProcess(_IMPORTS, dict(os.environ), copy_imports=_ENGINES_ALONE)
+            config.add_cleanup(workers.close)
+            config.add_cleanup(fork_modules({popen_bootstrapline: workers}))
+    elif sys.platform == "linux":
+        handed = os.environ.pop(HANDED, None)
+        asked = None if handed is None else socket.socket(fileno=int(handed))
+        engines = WarmProcess((*_IMPORTS, *_ENGINES_ALONE), dict(os.environ), {"corellm": [ENGINE]}, asked=asked)
         children = {name: WarmProcess([name, *imports]) for name, imports in _CHILDREN.items()}
         for warm in (engines, *children.values()):
             config.add_cleanup(warm.close)
