@@ -68,6 +68,33 @@ def test_it_is_as_if_it_were_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert said != fresh[0]
 
 
+ENDS = """
+import atexit, os, sys, threading
+atexit.register(print, "at exit")
+threading.Timer(0.1, print, ["a thread"]).start()
+print("no line", end="")
+"""
+
+
+@pytest.mark.parametrize("end", ["pass", "sys.exit(259)", "sys.exit('why')", "raise ValueError('why')", "os._exit(5)"])
+def test_it_ends_as_if_it_were_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    """It waits for its threads, does what is to be done at exit, writes what was printed, and has its status."""
+    (tmp_path / "ends.py").write_text(ENDS + end)
+    monkeypatch.setattr(subprocess.Popen, "_execute_child", subprocess.Popen._execute_child)  # to be put back
+
+    def ended() -> tuple[str, list[str], int]:
+        done = subprocess.run([sys.executable, "-m", "ends"], cwd=tmp_path, text=True, capture_output=True)
+        return done.stdout, done.stderr.splitlines()[-1:], done.returncode
+
+    fresh = ended()
+    warm = WarmProcess(["wave"])
+    fork_modules({"ends": warm})
+    try:
+        assert ended() == fresh
+    finally:
+        warm.close()
+
+
 IMPORTED = """
 import os, sys
 print(*(name in sys.modules for name in ("wave", "colorsys")), os.getppid())
