@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import nn
 
@@ -32,6 +32,15 @@ class MakeQuantize(Protocol):
         ...
 
 
+@runtime_checkable
+class RoundsInputs(Protocol):
+    """A linear layer in inference that can round its inputs to 8 bits for the time of a product."""
+
+    def round_inputs(self) -> bool:
+        """Have it do so from now on; return False if it does not, as its weights are no integers."""
+        ...
+
+
 def is_quantizable(linear: nn.Linear) -> bool:
     """Whether a linear layer has so many outputs that fewer bits are worth it."""
     return linear.out_features >= _FEWEST_OUTPUTS and linear.weight.is_floating_point()
@@ -49,3 +58,8 @@ def quantize_linears(model: nn.Module, quantize: Quantize) -> int:
             setattr(parent, name, make(linear))
             count += 1
     return count
+
+
+def round_inputs(model: nn.Module) -> int:
+    """Have linear layers inside `model` whose weights are integers round their inputs to 8 bits; return how many."""
+    return sum(isinstance(module, RoundsInputs) and module.round_inputs() for module in model.modules())

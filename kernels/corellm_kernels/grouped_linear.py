@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from corellm.plain_linears import without_values
+from corellm_kernels.int8_inputs import rounded_inputs
 
 GROUPS = (16, 32, 64, 128)
 """Inputs that share a scale: as many as the kernels know."""
@@ -135,7 +136,7 @@ class GroupedLinear(nn.Module):
 
     def __init__(self, weight: GroupedWeight | EncodedWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
         super().__init__()
-        self.decode, self._num_blocks = None, 0
+        self.decode, self._num_blocks, self._rounds_inputs = None, 0, False
         if isinstance(weight, EncodedWeight):
             self.decode, self._num_blocks, self.out_features = weight.decode, len(weight.blocks), weight.n
             for index, blocks in enumerate(weight.blocks):
@@ -178,8 +179,17 @@ class GroupedLinear(nn.Module):
             scales = (factors & _SCALE).view(torch.float32)
         return GroupedWeight(integers, scales, zeros, self.group, self.bits, self.order, self.kind == "minima")
 
+    def round_inputs(self) -> bool:
+        """See `corellm.quantization.RoundsInputs`."""
+        self._rounds_inputs = True
+        return True
+
     def forward(self, x: Tensor) -> Tensor:
         """Return `[..., out_features]` for `[..., in_features]`."""
+        if self._rounds_inputs and self.order is None:
+            x = rounded_inputs(x, self.group)
+        elif self._rounds_inputs:
+            x = rounded_inputs(x[..., self.order], self.group)[..., self.order.argsort()]
         return functional.linear(x, self.grouped_weight().widened().to(x.dtype), self.bias)
 
 

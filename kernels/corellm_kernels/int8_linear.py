@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from corellm.plain_linears import without_values
 from corellm.quantization import is_quantizable
+from corellm_kernels.int8_inputs import rounded_inputs
 
 _LEVELS = 127
 _WEIGHTS_AT_ONCE = 1 << 22
@@ -44,6 +45,7 @@ class Int8Linear(nn.Module):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
+        self._rounds_inputs = False
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight = without_values(linear.weight)
         rounded, factors = round_rows(linear.weight.detach())
@@ -52,8 +54,14 @@ class Int8Linear(nn.Module):
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach())
         self.eval()
 
+    def round_inputs(self) -> bool:
+        """See `corellm.quantization.RoundsInputs`."""
+        self._rounds_inputs = True
+        return True
+
     def forward(self, x: Tensor) -> Tensor:
         """Return `[..., out_features]` for `[..., in_features]`."""
+        x = rounded_inputs(x) if self._rounds_inputs else x
         return functional.linear(x, (self.rounded * self.factors[:, None]).to(x.dtype), self.bias)
 
 

@@ -29,7 +29,12 @@ DTYPES: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"dtype": "float32", "quantization": "int8"},
-    "int8 on bfloat16": {"dtype": "bfloat16", "quantization": "int8", "kv_cache_dtype": "int8"},
+    "int8 on bfloat16": {
+        "dtype": "bfloat16",
+        "quantization": "int8",
+        "activation_dtype": "int8",
+        "kv_cache_dtype": "int8",
+    },
     "int4": {"dtype": "bfloat16", "quantization": "int4"},
 }
 LORA = {"enable_lora": True, "max_loras": 2, "max_cpu_loras": 2}

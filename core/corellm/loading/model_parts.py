@@ -31,7 +31,7 @@ from corellm.modelling.linear_additions import LinearAdditions
 from corellm.modelling.transposed_linears import transpose_linears
 from corellm.plugin.extensions import call_extensions, first_result
 from corellm.plugin.hook_callers import HookCallers
-from corellm.quantization import MakeQuantize, quantize_linears
+from corellm.quantization import MakeQuantize, quantize_linears, round_inputs
 from corellm.system.mapped_weights import release_mapped_weights
 from corellm.worker.kv_cache import LayerLayout
 from corellm.worker.parts.step_part import StepPart
@@ -165,7 +165,11 @@ def replace_layers(
     reads_short_texts: bool = False,
     source: WeightSource | None = None,
 ) -> None:
-    """Replace a model's layers by faster ones: by those of extensions, then linear layers by rounded or packed ones."""
+    """Replace a model's layers by faster ones: by those of extensions, then linear layers by rounded or packed ones.
+
+    Raises:
+        ConfigError: inputs are to be rounded, and no layer does that.
+    """
     transpose_linears(model)
     quantize = None if make_quantize is None else make_quantize(model)
     if config.model.fuse_layers:
@@ -182,6 +186,13 @@ def replace_layers(
             logger.info("fused by %s: %s", name, "; ".join(replaced) or "nothing")
     if quantize is not None and (count := quantize_linears(model, quantize)):
         logger.info("%d x Linear: weights in %s, widened whenever they are used", count, config.model.quantization)
+    if config.model.activation_dtype != "auto":
+        if not (count := round_inputs(model)):
+            raise ConfigError(
+                f"activation_dtype={config.model.activation_dtype!r} rounds inputs of linear layers whose weights are "
+                "integers, and this model has none: set quantization, or leave it out"
+            )
+        logger.info("%d x Linear: inputs rounded to %s", count, config.model.activation_dtype)
     if packing_helps(context.dtype, context.device, reads_short_texts=reads_short_texts):
         pack_linears(model)
     release_mapped_weights()  # of packed and joined weights, which are copies

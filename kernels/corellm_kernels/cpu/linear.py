@@ -20,6 +20,7 @@ from corellm_kernels.cpu.packed_weights import PackedWeights
 from corellm_kernels.cpu.packing import Packed, Rounding, Unpacked, is_known, pack, unpacked, unpacked_groups
 from corellm_kernels.fusion.layer_swap import concatenated
 from corellm_kernels.grouped_linear import GroupedLinear
+from corellm_kernels.int8_inputs import GROUP
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _RELEASE_AFTER = 128 << 20
@@ -54,7 +55,8 @@ class PackedLinear(nn.Module):
     Args:
         linear: the layer.
         rounding: rounds its weight, if that is not in groups. Inputs of rounded weights are rounded, too: as finely as
-            sums of 32 bits allow, to 15 bits for some thousands of them and for weights in groups.
+            sums of 32 bits allow, to 15 bits for some thousands of them and for weights in groups; or to 8 bits, from
+            `round_inputs` on.
         pack: packs the weight.
     """
 
@@ -77,11 +79,20 @@ class PackedLinear(nn.Module):
         self._packed, self._scale = pack(weight)
         self.bits, self._types, self._group = weight.format.bits, weight.format.types, weight.format.group
         self._words = -(-self.in_features // self._group) * (self._group // 2 + 1) if self._group else self.in_features
-        """Numbers of 32 bits that an input's row takes when it is packed."""
+        """Numbers of 32 bits that an input's row takes when it is packed, and one more."""
         self._bias = torch.cat(biases).float() if biases else None
         self._factors: Factors | None = None
         self._taken: list[tuple[slice, LowRankAddition]] = []
         self.eval()
+
+    def round_inputs(self) -> bool:
+        """See `corellm.quantization.RoundsInputs`."""
+        if self.bits is None:
+            return False
+        group = self._group or GROUP
+        self._types = (*self._types[:2], "int8_rows")
+        self._words = -(-self.in_features // group) * (group // 2 + 2)
+        return True
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return `[..., out_features]` for `[..., in_features]`.

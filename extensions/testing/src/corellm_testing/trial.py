@@ -41,6 +41,7 @@ _PER_WEIGHT = 2 * 4  # bytes: two models in float32
 _INEXACT: Mapping[str, tuple[Any, ...]] = {
     "dtype": ("auto", "float32"),
     "quantization": (None,),
+    "activation_dtype": ("auto",),
     "kv_cache_dtype": ("auto",),
     "mm_processor_kwargs": (None, {}),
     "hf_overrides": (None, {}),

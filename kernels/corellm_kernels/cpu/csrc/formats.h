@@ -237,10 +237,10 @@ template <int BITS, Kind KIND> struct Format<Grouped<BITS, KIND>> {
         }
     }
 
+    // Add the products of integers within a group, which begins at byte `first` of each panel.
     template <int ROWS, int COUNT>
-    static inline void multiply_group(
-        const Row* x, const W* const* panels, int64_t group, int64_t first, int64_t g, Floats (*sum)[COUNT * VECTORS]) {
-        Ints products[ROWS][COUNT * VECTORS] = {};
+    static inline void multiply_pairs(
+        const Row* x, const W* const* panels, int64_t group, int64_t first, Ints (*products)[COUNT * VECTORS]) {
         for (int64_t line = 0; line < group / DEPTHS; line++) {
 #pragma GCC unroll 4
             for (int pair = 0; pair < PAIRS; pair++) {
@@ -257,6 +257,13 @@ template <int BITS, Kind KIND> struct Format<Grouped<BITS, KIND>> {
                 }
             }
         }
+    }
+
+    template <int ROWS, int COUNT>
+    static inline void multiply_group(
+        const Row* x, const W* const* panels, int64_t group, int64_t first, int64_t g, Floats (*sum)[COUNT * VECTORS]) {
+        Ints products[ROWS][COUNT * VECTORS] = {};
+        multiply_pairs<ROWS, COUNT>(x, panels, group, first, products);
         const Row* totals = x + group / 2 * ROWS;
 #pragma GCC unroll 16
         for (int i = 0; i < COUNT * VECTORS; i++) {

@@ -25,6 +25,8 @@ struct Named {
     int64_t size;  // of its arguments
 };
 
+template <class T, class W> constexpr Kernel narrow = linear::run<T, linear::Narrow<W>>;
+
 const Named NAMED[] = {
     {"linear_float32", linear::run<float, float>, sizeof(LinearArgs)},
     {"linear_bfloat16", linear::run<bfloat16, bfloat16>, sizeof(LinearArgs)},
@@ -42,6 +44,20 @@ const Named NAMED[] = {
     {"linear_float32_int8_blocks", linear::run<float, linear::Grouped<8, linear::BLOCKS>>, sizeof(LinearArgs)},
     {"linear_bfloat16_int8_minima", linear::run<bfloat16, linear::Grouped<8, linear::MINIMA>>, sizeof(LinearArgs)},
     {"linear_bfloat16_int8_blocks", linear::run<bfloat16, linear::Grouped<8, linear::BLOCKS>>, sizeof(LinearArgs)},
+    {"linear_float32_int8_int8_rows", narrow<float, int8_t>, sizeof(LinearArgs)},
+    {"linear_float32_int4_groups_int8_rows", narrow<float, linear::Grouped<4>>, sizeof(LinearArgs)},
+    {"linear_float32_int4_minima_int8_rows", narrow<float, linear::Grouped<4, linear::MINIMA>>, sizeof(LinearArgs)},
+    {"linear_float32_int4_blocks_int8_rows", narrow<float, linear::Grouped<4, linear::BLOCKS>>, sizeof(LinearArgs)},
+    {"linear_float32_int8_groups_int8_rows", narrow<float, linear::Grouped<8>>, sizeof(LinearArgs)},
+    {"linear_float32_int8_minima_int8_rows", narrow<float, linear::Grouped<8, linear::MINIMA>>, sizeof(LinearArgs)},
+    {"linear_float32_int8_blocks_int8_rows", narrow<float, linear::Grouped<8, linear::BLOCKS>>, sizeof(LinearArgs)},
+    {"linear_bfloat16_int8_int8_rows", narrow<bfloat16, int8_t>, sizeof(LinearArgs)},
+    {"linear_bfloat16_int4_groups_int8_rows", narrow<bfloat16, linear::Grouped<4>>, sizeof(LinearArgs)},
+    {"linear_bfloat16_int4_minima_int8_rows", narrow<bfloat16, linear::Grouped<4, linear::MINIMA>>, sizeof(LinearArgs)},
+    {"linear_bfloat16_int4_blocks_int8_rows", narrow<bfloat16, linear::Grouped<4, linear::BLOCKS>>, sizeof(LinearArgs)},
+    {"linear_bfloat16_int8_groups_int8_rows", narrow<bfloat16, linear::Grouped<8>>, sizeof(LinearArgs)},
+    {"linear_bfloat16_int8_minima_int8_rows", narrow<bfloat16, linear::Grouped<8, linear::MINIMA>>, sizeof(LinearArgs)},
+    {"linear_bfloat16_int8_blocks_int8_rows", narrow<bfloat16, linear::Grouped<8, linear::BLOCKS>>, sizeof(LinearArgs)},
     {"low_rank_float32", low_rank::run<float>, sizeof(LowRankArgs)},
     {"low_rank_bfloat16", low_rank::run<bfloat16>, sizeof(LowRankArgs)},
     {"pack_float32", packing::run<float>, sizeof(PackArgs)},

@@ -1,5 +1,5 @@
 // Products with packed weights: out = x W^T (+ bias) (+ residual), accumulated in float32, of int8 weights in int32, of
-// weights in groups in int32 within each and in float32 over them.
+// weights in groups in int32 within each and in float32 over them, as of integers with rows in 8 bits.
 //
 // Rows of x are packed in blocks of equal height, so that the innermost loop reads both sides in order. How W is packed is
 // in `formats.h`.
@@ -14,6 +14,7 @@
 
 #include "formats.h"
 #include "low_rank.h"
+#include "narrow.h"
 #include "scratch.h"
 #include "team.h"
 #include "vectors.h"
@@ -63,6 +64,7 @@ constexpr int panels_at_once(int rows) {
 // How the depth of W is divided.
 template <class W> struct Groups {
     int64_t size, units, weights, count;  // of each: depths, units of x, elements of W in a panel; how many there are
+    int64_t panel;                        // elements of W
 
     explicit Groups(const LinearArgs& a) {
         if constexpr (GROUPED<W>)
@@ -70,8 +72,15 @@ template <class W> struct Groups {
         else
             size = Format<W>::GROUP, units = Format<W>::UNITS, weights = Format<W>::GROUP * PANEL;
         count = (a.k + size - 1) / size;
+        panel = std::is_same_v<W, Narrow<int8_t>> ? (a.k + 1) / 2 * 2 * PANEL : count * weights;
     }
 };
+
+// Of the `k`th group from where `group` depths are left, its depths, where they are not those of weights in groups.
+template <class W> static inline int64_t depths_of(int64_t group, int64_t k) {
+    if constexpr (std::is_same_v<W, Narrow<int8_t>>) return std::min(Format<W>::DEPTHS, group - k * Format<W>::DEPTHS);
+    return group;
+}
 
 // A factor for each row, which follow the packed rows.
 template <class W> static inline float* row_factors(const LinearArgs& a) {
@@ -102,8 +111,8 @@ template <class T, class W> static void pack_rows(const LinearArgs& a, const Blo
     int64_t at_once = GROUPED<W> ? std::max<int64_t>(1, PART / groups.units) : PART;
     int64_t depth = GROUPED<W> ? groups.count : groups.count * groups.units;
     int64_t parts = (depth + at_once - 1) / at_once, count = blocks.count * parts;
-    float* factors = row_factors<W>(a);
-    if constexpr (ROUNDS<W>) {
+    [[maybe_unused]] float* factors = row_factors<W>(a);
+    if constexpr (ROUNDS<W> && !NARROW<W>) {
         for (int64_t r = team.first(a.m); r < team.last(a.m); r++)
             factors[r] = Format<W>::step((const T*)a.x + r * a.x_stride, a.k);
         team.barrier();
@@ -114,8 +123,11 @@ template <class T, class W> static void pack_rows(const LinearArgs& a, const Blo
         Row* to = (Row*)a.rows + first * groups.count * groups.units;
         for (int64_t r = 0; r < rows; r++) {
             const T* x = (const T*)a.x + (first + r) * a.x_stride;
-            [[maybe_unused]] float scale = ROUNDS<W> && factors[first + r] > 1e-30f ? 1 / factors[first + r] : 0.f;
-            if constexpr (GROUPED<W>)
+            [[maybe_unused]] float scale = 0;
+            if constexpr (ROUNDS<W> && !NARROW<W>) scale = factors[first + r] > 1e-30f ? 1 / factors[first + r] : 0.f;
+            if constexpr (NARROW<W>)
+                Format<W>::pack(x, start, stop, a.k, a.group, to + r, rows);
+            else if constexpr (GROUPED<W>)
                 Format<W>::pack(x, start, stop, a.k, a.group, scale, to + r, rows);
             else if constexpr (ROUNDS<W>)
                 Format<W>::pack(x, start, stop, a.k, scale, to + r, rows);
@@ -147,11 +159,11 @@ static void multiply_block(
             sum[r][i] = add ? bits_of<Sum>(load(sums + (r * COUNT * VECTORS + i) * LANES)) : Sum{};
     for (int64_t k = 0; k < depth; k++) {
         if constexpr (GROUPED<W>) {
-            Format<W>::template multiply<ROWS, COUNT, STREAMS && COUNT == 1>(x, panels, group, sum);
+            Format<W>::template multiply<ROWS, COUNT, STREAMS>(x, panels, depths_of<W>(group, k), sum);
             for (int i = 0; i < COUNT; i++) panels[i] += Format<W>::bytes(group);
             x += Format<W>::units(group) * ROWS;
         } else {
-            if constexpr (STREAMS && COUNT == 1) {  // several panels are streams enough
+            if constexpr (STREAMS) {
                 constexpr int64_t GROUP = Format<W>::GROUP * PANEL;
                 prefetch<GROUP>(weight + k * GROUP + AHEAD);
             }
@@ -172,7 +184,8 @@ static inline void multiply_rows(
         if (rows != ROWS)
             multiply_rows<W, COUNT, STREAMS, ROWS - 1>(rows, x, weight, panel_size, depth, group, add, sums);
         else if constexpr (COUNT <= panels_at_once(ROWS))
-            multiply_block<W, ROWS, COUNT, STREAMS>(x, weight, panel_size, depth, group, add, sums);
+            // several panels are streams enough
+            multiply_block<W, ROWS, COUNT, STREAMS && COUNT == 1>(x, weight, panel_size, depth, group, add, sums);
     }
 }
 
@@ -202,6 +215,11 @@ unpacked(const Grouped<BITS, KIND>* weight, int64_t panel_size, int count, int64
     for (int i = 0; i < count; i++) Packed::unpack(weight + i * panel_size, depth, group, to + i * size);
     return to;
 }
+template <class W>
+static const Unpacked<Narrow<W>>*
+unpacked(const Narrow<W>* weight, int64_t panel_size, int count, int64_t depth, int64_t group) {
+    return (const Unpacked<Narrow<W>>*)unpacked((const W*)weight, panel_size, count, depth, group);
+}
 
 // Write sums `[rows, COUNT * PANEL]`, whose rows start at `row`, and columns at `column`.
 template <class T, class W, int COUNT>
@@ -225,11 +243,13 @@ static void finish(const LinearArgs& a, int64_t row, int64_t rows, int64_t colum
             __builtin_prefetch(out + 8 * a.out_stride + i, 1);
             if (residual) __builtin_prefetch(residual + 8 * a.residual_stride + i);
         }
-        float factor = ROUNDS<W> ? row_factors<W>(a)[r] : 1.f;
+        float factor = ROUNDS<W> && !NARROW<W> ? row_factors<W>(a)[r] : 1.f;
         int64_t i = 0;
         for (; i + LANES <= columns; i += LANES) {
             Floats y = floats(bits_of<typename Format<W>::Sum>(load(from + i)));
-            if constexpr (GROUPED<W>)
+            if constexpr (std::is_same_v<W, Narrow<int8_t>>)
+                y *= load(a.scale + column + i);
+            else if constexpr (GROUPED<W>)
                 y *= factor;
             else if constexpr (ROUNDS<W>)
                 y *= factor * load(a.scale + column + i);
@@ -240,7 +260,9 @@ static void finish(const LinearArgs& a, int64_t row, int64_t rows, int64_t colum
         }
         for (; i < columns; i++) {
             float y = from[i];
-            if constexpr (GROUPED<W>)
+            if constexpr (std::is_same_v<W, Narrow<int8_t>>)
+                y *= a.scale[column + i];
+            else if constexpr (GROUPED<W>)
                 y *= factor;
             else if constexpr (ROUNDS<W>)
                 y = (float)bits_of<int32_t>(from[i]) * (factor * a.scale[column + i]);
@@ -256,22 +278,24 @@ static void finish(const LinearArgs& a, int64_t row, int64_t rows, int64_t colum
 template <class T, class W, int COUNT>
 static void multiply_piece(const LinearArgs& a, const Blocks& blocks, int64_t begin, int64_t end, int64_t panel) {
     Groups<W> groups(a);
-    int64_t panel_size = groups.count * groups.weights;
-    int64_t at_once = blocks.count == 1 ? groups.count : std::max<int64_t>(1, DEPTH_AT_ONCE / groups.size / COUNT);
+    constexpr bool UNPACKED = GROUPED<W> && UNPACKS && !std::is_same_v<W, Unpacked<W>>;
+    constexpr int64_t DEPTHS = (NARROW<W> && !UNPACKED ? 4 : 1) * DEPTH_AT_ONCE;  // bytes take a quarter of the cache
+    int64_t at_once = blocks.count == 1 ? groups.count : std::max<int64_t>(1, DEPTHS / groups.size / COUNT);
     int64_t count = end - begin, top = blocks.first(begin);
     float* sums = scratch<0>(count * MAX_ROWS * COUNT * PANEL);
-    const W* weight = (const W*)a.weight + panel * panel_size;
+    const W* weight = (const W*)a.weight + panel * groups.panel;
     if (a.low_rank.num_parts)
         low_rank::prefetch_factors<T>(a.low_rank, top, blocks.first(end) - top, panel * PANEL, COUNT);
     for (int64_t start = 0; start < groups.count; start += at_once) {
         int64_t stop = std::min(groups.count, start + at_once), depth = stop - start;
+        int64_t group = NARROW<W> && !a.group ? a.k - start * groups.size : a.group;
         const W *from = weight + start * groups.weights, *next = weight + stop * groups.weights;
         [[maybe_unused]] const float* wide = nullptr;
         [[maybe_unused]] const Unpacked<W>* integers = nullptr;
         if constexpr (WIDENS<W>)
             if (COUNT == 1 && count >= 3) wide = unpacked(weight, start, stop);
-        if constexpr (GROUPED<W> && UNPACKS)
-            if (count >= 3) integers = unpacked(from, panel_size, COUNT, depth, a.group);
+        if constexpr (UNPACKED)
+            if (count >= 3) integers = unpacked(from, groups.panel, COUNT, depth, group);
         int64_t share = depth * groups.weights / count;
         for (int64_t block = begin; block < end; block++) {
             if (blocks.count > (WIDENS<W> ? 2 : 3) && !ROUNDS<W>)
@@ -285,17 +309,17 @@ static void multiply_piece(const LinearArgs& a, const Blocks& blocks, int64_t be
                     multiply_rows<float, 1, false>(rows, x, wide, 0, depth * groups.units, 0, start > 0, to);
                     continue;
                 }
-            if constexpr (GROUPED<W> && UNPACKS)
+            if constexpr (UNPACKED)
                 if (integers) {
-                    int64_t groups_in = depth * Format<W>::together(a.group);
-                    int64_t size = groups_in * Format<Unpacked<W>>::bytes(a.group);
-                    multiply_rows<Unpacked<W>, COUNT, false>(rows, x, integers, size, groups_in, a.group, start > 0, to);
+                    int64_t groups_in = depth * Format<W>::together(group);
+                    int64_t size = groups_in * Format<Unpacked<W>>::bytes(group);
+                    multiply_rows<Unpacked<W>, COUNT, false>(rows, x, integers, size, groups_in, group, start > 0, to);
                     continue;
                 }
             if (blocks.count > 2)
-                multiply_rows<W, COUNT, false>(rows, x, from, panel_size, depth, a.group, start > 0, to);
+                multiply_rows<W, COUNT, false>(rows, x, from, groups.panel, depth, group, start > 0, to);
             else
-                multiply_rows<W, COUNT, true>(rows, x, from, panel_size, depth, a.group, start > 0, to);
+                multiply_rows<W, COUNT, true>(rows, x, from, groups.panel, depth, group, start > 0, to);
         }
     }
     finish<T, W, COUNT>(a, top, blocks.first(end) - top, panel * PANEL, sums);

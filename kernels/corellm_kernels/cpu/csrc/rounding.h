@@ -31,18 +31,6 @@ namespace rounding {
 constexpr int SUMS = 16;
 constexpr float LARGEST = 15, MIDDLE = 8;
 
-// What the compiler must not fuse with a sum.
-template <class T> static inline T apart(T x) {
-#if defined(__x86_64__) && defined(__AVX512F__)
-    asm("" : "+v"(x));
-#elif defined(__x86_64__)
-    asm("" : "+x"(x));
-#elif defined(__aarch64__)
-    asm("" : "+w"(x));
-#endif
-    return x;
-}
-
 // The nearest whole number, ties to even, of one between -2^22 and 2^22; NaN stays.
 static inline Floats nearest(Floats x) { return apart(x + 12582912.f) - 12582912.f; }
 

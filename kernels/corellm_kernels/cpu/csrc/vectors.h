@@ -57,6 +57,18 @@ template <class To, class From> static inline To bits_of(From value) {
     return to;
 }
 
+// What the compiler must not fuse with a sum.
+template <class T> static inline T apart(T x) {
+#if defined(__x86_64__) && defined(__AVX512F__)
+    asm("" : "+v"(x));
+#elif defined(__x86_64__)
+    asm("" : "+x"(x));
+#elif defined(__aarch64__)
+    asm("" : "+w"(x));
+#endif
+    return x;
+}
+
 // --- loads and stores of LANES values, of any alignment ---------------------------------------------------------------
 
 static inline Floats load(const float* from) {
@@ -213,6 +225,50 @@ static inline Ints add_products(Ints sum, Shorts a, Shorts b) {
 #else
     Ints low_a = (Ints)((Words)(Ints)a << 16) >> 16, low_b = (Ints)((Words)(Ints)b << 16) >> 16;
     return sum + low_a * low_b + ((Ints)a >> 16) * ((Ints)b >> 16);
+#endif
+}
+
+// Whether products of bytes are faster than those of 16 bits, with weights of so many bits: sums of two products of larger
+// ones do not fit in 16 bits.
+constexpr bool multiplies_bytes(int bits) {
+#if defined(__AVX512VNNI__)
+    return bits <= 8;
+#elif defined(__AVX2__)
+    return bits == 4;
+#else
+    return bits < 0;
+#endif
+}
+
+#if defined(__AVX512VNNI__) || !defined(__AVX2__)
+typedef Ints ByteSums;
+#else
+typedef Shorts ByteSums;
+#endif
+constexpr int64_t LINES_IN_SHORTS = 4;  // of weights of 4 bits: sums of 16 products with values up to 127
+
+// Add the products of each lane's four bytes, unsigned ones of `a` with signed ones of `b`.
+static inline void add_byte_products([[maybe_unused]] ByteSums& sum, [[maybe_unused]] Words a, [[maybe_unused]] Words b) {
+#if defined(__AVX512VNNI__)
+    sum = (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#elif defined(__AVX512BW__)
+    sum += (Shorts)_mm512_maddubs_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    sum += (Shorts)_mm256_maddubs_epi16((__m256i)a, (__m256i)b);
+#endif
+}
+
+// Four depths of each column from two lines of pairs, made unsigned by 128; or two, and zeros.
+template <bool WHOLE> static inline Words load_fours([[maybe_unused]] const int8_t* from) {
+#if defined(__AVX512VNNI__)
+    __m512i pairs = WHOLE ? _mm512_loadu_si512(from) : _mm512_zextsi256_si512(_mm256_loadu_si256((const __m256i_u*)from));
+    Shorts x = (Shorts)pairs;
+    return (Words)__builtin_shufflevector(
+               x, x, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29,
+               14, 30, 15, 31) ^
+           0x80808080u;
+#else
+    return Words{};
 #endif
 }
 
