@@ -35,9 +35,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "float32, int8": {"dtype": "float32", "quantization": "int8"},
+    "float32, int8, inputs too": {"dtype": "float32", "quantization": "int8", "activation_dtype": "int8"},
     "bfloat16, int8": {"dtype": "bfloat16", "quantization": "int8"},
+    "bfloat16, int8, inputs too": {"dtype": "bfloat16", "quantization": "int8", "activation_dtype": "int8"},
     "float32, int4": {"dtype": "float32", "quantization": "int4"},
+    "float32, int4, int8 inputs": {"dtype": "float32", "quantization": "int4", "activation_dtype": "int8"},
     "bfloat16, int4": {"dtype": "bfloat16", "quantization": "int4"},
+    "bfloat16, int4, int8 inputs": {"dtype": "bfloat16", "quantization": "int4", "activation_dtype": "int8"},
 }
 WRITTEN = {
     "8 bits": Wanted(bits=8),

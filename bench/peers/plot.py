@@ -16,6 +16,7 @@ _COLOURS = {
     "transformers, batched": "#90b060", "corellm, no caches": "#808080", "llama.cpp, F16": "#a03070",
     "llama.cpp, Q8_0": "#a03070", "llama.cpp, Q4_K_M": "#d070a0", "openvino-genai, int8": "#c06020",
     "openvino-genai, int4": "#e0a060", "corellm, Q4_K_M": "#404040",
+    "corellm, W8A8": "#808080", "corellm, W4A8": "#a0a0a0",
 }  # fmt: skip
 _TICKS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100]
 

@@ -34,6 +34,7 @@ class Side:
 
 _BATCHES = ("W1", "W2", "W7")
 _ROUNDED = ("W1", "W2", "W4", "W6")
+_INT8_INPUTS = {"activation_dtype": "int8"}
 _COMMON = (
     "--port", "{port}", "--dtype", "{dtype}", "--max-model-len", "2048", "--max-num-seqs", "32",
     "--max-num-batched-tokens", "2048",
@@ -60,9 +61,11 @@ SIDES = {
     "transformers": Side("transformers", workloads=("W1", "W2", "W3", "W4", "W6", "W7")),
     "transformers, batched": Side("transformers", workloads=_BATCHES, options={"batched": True}),
     "corellm, int8": Side("corellm", None, _ROUNDED, 8, options={"quantization": "int8"}),
+    "corellm, W8A8": Side("corellm", None, _ROUNDED, 8, options={"quantization": "int8", **_INT8_INPUTS}),
     "llama.cpp, Q8_0": Side("llamacpp", "llama.cpp", _ROUNDED, 8, form="gguf/Q8_0.gguf"),
     "openvino-genai, int8": Side("openvino", "openvino", _ROUNDED, 8, form="openvino-int8"),
     "corellm, int4": Side("corellm", None, _ROUNDED, 4, options={"quantization": "int4"}),
+    "corellm, W4A8": Side("corellm", None, _ROUNDED, 4, options={"quantization": "int4", **_INT8_INPUTS}),
     "corellm, Q4_K_M": Side("corellm", None, _ROUNDED, 4, form="gguf/Q4_K_M.gguf"),
     "llama.cpp, Q4_K_M": Side("llamacpp", "llama.cpp", _ROUNDED, 4, form="gguf/Q4_K_M.gguf"),
     "openvino-genai, int4": Side("openvino", "openvino", _ROUNDED, 4, form="openvino-int4"),
