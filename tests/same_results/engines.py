@@ -78,7 +78,7 @@ def kernels(name: str) -> Iterator[None]:
 
 
 def _forget() -> None:
-    for cached in (library._library, library._kernel, library.unavailable):
+    for cached in (library._library, library.kernel, library.unavailable):
         cached.cache_clear()
 
 
@@ -145,14 +145,23 @@ class Engines:
 
 
 def write_adapter(folder: Path, terms: Terms, number: int) -> LoRARequest:
-    """Write an adapter with random factors, of a rank of its own, for most layers."""
+    """Write an adapter with random factors, of a rank of its own, for most layers, for experts and their routers."""
     random, tensors, rank = np.random.default_rng(number), {}, 3 + 4 * number
-    for module, (inputs, outputs) in [*terms.layers.items()][number:]:
+    sizes = [*[*terms.layers.items()][number:], *terms.routers.items()]
+    targets = [f"{module}.weight" for module in terms.routers]
+    for module, parameters in terms.experts.items():
+        for name, own in zip(parameters, (f"{module}.base_layer", module), strict=True):
+            count, inputs, outputs = parameters[name]
+            targets.append(f"{module}.{name}")
+            for factor, size in (("A", (count * rank, inputs)), ("B", (outputs, count * rank))):
+                values = random.standard_normal(size, dtype=np.float32) / 8
+                tensors[f"base_model.model.{own}.lora_{factor}.weight"] = values
+    for module, (inputs, outputs) in sizes:
         for factor, size in (("A", (rank, inputs)), ("B", (outputs, rank))):
             values = random.standard_normal(size, dtype=np.float32) / 8
             tensors[f"base_model.model.{module}.lora_{factor}.weight"] = values
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")
-    stated = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
+    stated = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_parameters": targets}
     (folder / "adapter_config.json").write_text(json.dumps(stated), encoding="utf-8")
     return LoRARequest(folder.name, number + 1, str(folder))

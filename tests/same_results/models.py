@@ -43,6 +43,14 @@ _REFUSED = {
 }
 _STATES = ("Lfm2ForCausalLM", "Mamba2ForCausalLM")
 """A short convolution beside attention, and states alone."""
+_MIXTURE = {"num_experts_per_tok": 2, "num_key_value_heads": 2, "intermediate_size": 32}
+_MIXTURES: dict[str, dict[str, Any]] = {
+    "Qwen3MoeForCausalLM": {"num_experts": 6, "moe_intermediate_size": 40, "head_dim": 16, "num_experts_per_tok": 3},
+    "MixtralForCausalLM": {"num_local_experts": 4},
+    "GptOssForCausalLM": {"num_local_experts": 4, "head_dim": 16, "sliding_window": 24},
+    "Qwen3NextForCausalLM": STATEFUL["Qwen3NextForCausalLM"],
+}
+"""Experts of a softmax before and after the choice, of biases and rows in turns, and beside a shared one."""
 MODELS = {
     **{
         name: Model(
@@ -53,8 +61,8 @@ MODELS = {
             _REFUSED.get(name, frozenset()),
         )
         for name, one in FAMILIES.items()
-        if name != "deepseek_vl2"  # torch multiplies by the weights of its experts
     },
+    **{name: Model(_TEXT, {"architecture": name, **_MIXTURE, **sizes}) for name, sizes in _MIXTURES.items()},
     **{name: Model(_TEXT, {"architecture": name, **STATEFUL[name]}) for name in _STATES},
     "GPT2LMHeadModel": Model(_TEXT, {"architecture": "GPT2LMHeadModel"}),
     "a large vocabulary": Model(_TEXT, {**_SIZES, "vocab_size": 70_000}),

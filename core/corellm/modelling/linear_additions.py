@@ -122,6 +122,20 @@ class TakesLowRank(Protocol):
         ...
 
 
+class ExpertAddition(Protocol):
+    """Adds to the outputs of a linear layer of each expert: what a child of experts with an `addition` calls."""
+
+    def __call__(self, x: Tensor, output: Tensor, chosen: Tensor, places: Tensor, /) -> None:
+        """Add in place, as an `Addition` does.
+
+        Args:
+            x, output: `[num_tokens * top_k, ...]`, in any order of rows; rows that no token has are of any values.
+            chosen: `[num_tokens, top_k]`, int64: the experts of each token.
+            places: `[num_tokens, top_k]`, int64: the row of each; -1 for none.
+        """
+        ...
+
+
 class LinearSize(NamedTuple):
     """Widths of a linear layer."""
 

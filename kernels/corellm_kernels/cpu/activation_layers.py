@@ -12,7 +12,7 @@ from torch.nn import functional
 from corellm_kernels.cpu.activations import activation
 from corellm_kernels.fusion.layer_swap import agree, draw, is_plain, outcome
 
-_KNOWN: dict[str, Callable[[Tensor], Tensor]] = {
+KNOWN: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
@@ -33,7 +33,7 @@ class FusedActivation(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the activation of `x`, of any shape."""
         if x.dtype not in _DTYPES or not x.dim():
-            return _KNOWN[self.name](x)
+            return KNOWN[self.name](x)
         return activation(x.contiguous(), self.name)
 
 
@@ -47,7 +47,7 @@ def fuse_activations(model: nn.Module) -> int:
             if [*child.children(), *child.parameters(), *child.buffers()] or not is_plain(child, frozenset()):
                 continue
             given = outcome(partial(child, points.clone()))  # some work in place
-            known = next((key for key, function in _KNOWN.items() if agree(given, function(points))), None)
+            known = next((key for key, function in KNOWN.items() if agree(given, function(points))), None)
             if known is not None:
                 setattr(parent, name, FusedActivation(known))
                 count += 1

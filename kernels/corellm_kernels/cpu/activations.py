@@ -24,6 +24,11 @@ def gelu_and_mul(gate_up: Tensor, approximate: Approximation = "none") -> Tensor
     return _launch(gate_up, _GELU[approximate], gated=True)
 
 
+def activation_and_mul(gate_up: Tensor, name: str) -> Tensor:
+    """Return an `activation` of the first half of each row, times the second half."""
+    return _launch(gate_up, name, gated=True)
+
+
 def activation(x: Tensor, name: str) -> Tensor:
     """Return `silu`, `gelu`, `gelu_tanh`, `quick_gelu` or `relu` of each element; `x` is contiguous."""
     return _launch(x, name, gated=False)

@@ -66,6 +66,42 @@ class LinearArguments(Structure):
     ]
 
 
+class ExpertsArguments(Structure):
+    """Arguments of products of experts, as `experts.h` has them."""
+
+    _fields_ = [
+        ("product", c_void_p),
+        ("first", LinearArguments),
+        ("weight_bytes", c_int64),
+        ("num_experts", c_int64),
+        ("chosen", c_void_p),
+        ("starts", c_void_p),
+        ("places", c_void_p),
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("ordered", c_void_p),
+        ("x_bytes", c_int64),
+        ("out_bytes", c_int64),
+        ("room_bytes", c_int64),
+        ("tokens", c_int64),
+        ("top_k", c_int64),
+    ]
+
+
+class ExpertsSumArguments(Structure):
+    """Arguments of sums over a token's experts, as `experts.h` has them."""
+
+    _fields_ = [
+        ("x", c_void_p),
+        ("places", c_void_p),
+        ("shares", c_void_p),
+        ("out", c_void_p),
+        ("tokens", c_int64),
+        ("top_k", c_int64),
+        ("width", c_int64),
+    ]
+
+
 class PackArguments(Structure):
     """Arguments of packing a weight, as `linear.h` has them."""
 
@@ -223,6 +259,8 @@ class SampleArguments(Structure):
 
 ARGUMENTS: dict[str, type[Structure]] = {
     "linear": LinearArguments,
+    "experts": ExpertsArguments,
+    "experts_sum": ExpertsSumArguments,
     "pack": PackArguments,
     "round_groups": RoundGroupsArguments,
     "low_rank": LowRankArguments,

@@ -1,4 +1,4 @@
-"""Replaces layers of a model on a CPU: those that every device has, then activations, patches and linear layers."""
+"""Replaces layers of a model on a CPU: those of every device, then activations, patches, experts and linear layers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from corellm.quantization import Quantize
 from corellm.system.mapped_weights import release_mapped_weights
 from corellm_kernels.cpu.activation_layers import fuse_activations
 from corellm_kernels.cpu.encoder_attention import use_in_encoders
+from corellm_kernels.cpu.experts import pack_experts
 from corellm_kernels.cpu.kept_tensors import KeptTensors
 from corellm_kernels.cpu.kernel_set import CPU_KERNELS
 from corellm_kernels.cpu.linear import pack_linears
 from corellm_kernels.cpu.packed_weights import PackedWeights
 from corellm_kernels.cpu.patches import pack_patches
+from corellm_kernels.cpu.router_weights import pack_routers
 from corellm_kernels.fusion.fusing import fuse
 
 if TYPE_CHECKING:
@@ -47,6 +49,10 @@ def fuse_for_cpu(model: nn.Module, quantize: Quantize | None = None, kept: Weigh
         count = replace(model)
         if count:
             done.append(f"{count} x {what}")
+    for what, count in pack_experts(model, quantize, packed).items():
+        done.append(f"{count} x {what}")
+    if count := pack_routers(model):
+        done.append(f"{count} x router: packed weights")
     for bits, count in pack_linears(model, quantize, packed).items():
         done.append(f"{count} x Linear: packed weights" + (f" of {bits} bits" if bits else ""))
     packed.keep()

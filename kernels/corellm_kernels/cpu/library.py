@@ -78,7 +78,7 @@ def launch(name: str, dtypes: tuple[torch.dtype | str, ...], given: Structure, *
     Raises:
         TypeError: there is no such kernel.
     """
-    call = Call(_kernel(name, dtypes, type(given)), addressof(given))
+    call = Call(kernel(name, dtypes, type(given)), addressof(given))
     run(byref(call), 1, name)
     if recording.recorder is not None:
         recording.recorder.add(call, given, tensors)
@@ -106,7 +106,8 @@ def pointer(tensor: Tensor | None) -> int | None:
 
 
 @cache
-def _kernel(name: str, dtypes: tuple[torch.dtype | str, ...], given: type[Structure]) -> int:
+def kernel(name: str, dtypes: tuple[torch.dtype | str, ...], given: type[Structure]) -> int:
+    """Return a kernel's address; arguments and errors are those of `launch`."""
     full = "_".join([name, *(dtype if isinstance(dtype, str) else _SUFFIX.get(dtype, str(dtype)) for dtype in dtypes)])
     found: int | None = _library().corellm_kernel(full.encode(), sizeof(given))
     if found is None:

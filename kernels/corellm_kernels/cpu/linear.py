@@ -78,7 +78,7 @@ class PackedLinear(nn.Module):
             weight, self._order = unpacked([part.weight.detach() for part in parts], rounding), None
         self._packed, self._scale = pack(weight)
         self.bits, self._types, self._group = weight.format.bits, weight.format.types, weight.format.group
-        self._words = -(-self.in_features // self._group) * (self._group // 2 + 1) if self._group else self.in_features
+        self._words = words_of_row(self.in_features, self._group)
         """Numbers of 32 bits that an input's row takes when it is packed, and one more."""
         self._bias = torch.cat(biases).float() if biases else None
         self._factors: Factors | None = None
@@ -152,6 +152,11 @@ class PackedLinear(nn.Module):
             "linear", self._types, given,
             rows, ordered, self._packed, self._scale, self._bias, out, room, slot_of_row, inner,
         )  # fmt: skip
+
+
+def words_of_row(in_features: int, group: int) -> int:
+    """Return how many numbers of 32 bits an input's row takes when it is packed for a weight in groups; 0 for none."""
+    return -(-in_features // group) * (group // 2 + 1) if group else in_features
 
 
 def add_product(residual: Tensor, x: Tensor, linear: nn.Module) -> None:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from corellm.modelling.linear_additions import AddLowRank
 from corellm_lora.adapter_files import Values
+from corellm_lora.low_rank import Slots
 from corellm_lora.terms import ExpertWeights
 
 _INWARD, _OUTWARD = ("gate_up_proj", "up_proj"), "down_proj"
@@ -23,12 +26,19 @@ def expert_sizes(module: Any) -> dict[str, tuple[int, int, int]]:
     """Return number, inputs and outputs of experts, by parameter in the module's order; empty for other modules."""
     if not (hasattr(module, "has_gate") and hasattr(module, "is_transposed")):
         return {}
+    if linears := expert_linears(module):
+        return {name: (one.num_experts, one.num_inputs, one.num_outputs) for name, one in linears.items()}
     sizes = {}
     for name, parameter in module.named_parameters(recurse=False):
         if name in (*_INWARD, _OUTWARD) and parameter.dim() == 3 and parameter.is_floating_point():
             number, first, last = parameter.shape
             sizes[name] = (number, first, last) if module.is_transposed else (number, last, first)
     return sizes if len(sizes) == 2 else {}
+
+
+def expert_linears(module: nn.Module) -> dict[str, Any]:
+    """Return the layers with an `addition` that took the place of a module's parameters, by these names."""
+    return {name: child for name, child in module.named_children() if hasattr(child, "addition")}
 
 
 def router_size(module: Any, num_experts: int) -> tuple[int, int] | None:
@@ -57,20 +67,28 @@ class _Factors(NamedTuple):
 
 
 class ChangedExperts:
-    """What one adapter changes of the experts of one layer. A row's products are torch's, as those of all experts are.
+    """What one adapter changes of the experts of one layer.
+
+    Where experts' products take additions, each row's factors are added to them. Else the rows run once more: their
+    products are torch's, as those of all experts are.
 
     Args:
         module: the one that has the experts.
+        add_low_rank: adds products of factors.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, add_low_rank: AddLowRank) -> None:
         self._module: Any = module
+        self._add_low_rank = add_low_rank
         self._factors: dict[tuple[str, int], list[_Factors]] = {}
         """Factors by parameter and expert."""
+        self._slots: dict[str, Slots] = {}
+        """The same by parameter, once they were added to products: slot 1 is the first expert's."""
 
     def add(self, place: ExpertWeights, values: Values) -> None:
         """Add factors of one expert, or of all of them, which PEFT keeps together."""
         like = getattr(self._module, place.parameter)
+        like = getattr(like, "weight", like)
         a, b = (values.tensors[part].to(like.device).float() for part in ("a", "b"))
         b = (b * values.scale).view(len(b), -1, place.num_experts)
         for number, (first, second) in enumerate(
@@ -78,6 +96,31 @@ class ChangedExperts:
         ):
             made = _Factors(first.to(like.dtype), second.to(like.dtype).contiguous(), slice(*place.outputs))
             self._factors.setdefault((place.parameter, number), []).append(made)
+        self._slots.pop(place.parameter, None)
+
+    def add_to(self, parameter: str, x: Tensor, output: Tensor, chosen: Tensor, places: Tensor) -> None:
+        """Add to outputs of one parameter, for some tokens: see `corellm.modelling.linear_additions.ExpertAddition`."""
+        if parameter not in self._slots:
+            self._slots[parameter] = self._slots_of(parameter, x, output)
+        has_row = places >= 0
+        slot_of_row = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+        slot_of_row[places[has_row]] = chosen[has_row] + 1
+        self._add_low_rank(x, output, self._slots[parameter], slot_of_row)
+
+    def _slots_of(self, parameter: str, x: Tensor, output: Tensor) -> Slots:
+        """Return the factors of all experts, those of one side by side."""
+        linears = getattr(self._module, parameter)
+        found = {number: factors for (name, number), factors in self._factors.items() if name == parameter}
+        ranks = [sum(len(one.a) for one in factors) for factors in found.values()]
+        slots = Slots(linears.num_experts + 1, max(ranks, default=1), x.shape[1], output.shape[1], x.dtype, x.device)
+        for number, factors in found.items():
+            b, rank = output.new_zeros(output.shape[1], sum(len(one.a) for one in factors)), 0
+            for one in factors:
+                b[one.outputs, rank : rank + len(one.a)] = one.b
+                rank += len(one.a)
+            b = torch.cat([b[::2], b[1::2]]) if linears.in_turns else b
+            slots.fill(number + 1, torch.cat([one.a for one in factors]), b, 1.0)
+        return slots
 
     def __call__(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
         """Return what the layer makes of rows `[num_rows, width]`.
@@ -130,7 +173,8 @@ class ChangedRouter:
         """Return what the router makes of rows `[num_rows, width]`."""
         weight = self._module.weight
         own = (weight.float() + self._added).to(weight.dtype)
-        self._module._parameters["weight"] = nn.Parameter(own, requires_grad=False)
+        make = getattr(weight, "with_values", partial(nn.Parameter, requires_grad=False))  # one that is packed, or not
+        self._module._parameters["weight"] = make(own)
         try:
             return _tensors(self._module.forward(x))
         finally:
@@ -141,6 +185,8 @@ def change_experts(
     module: nn.Module, args: tuple[Tensor, ...], output: Tensor, changes: Sequence[tuple[Any, ChangedExperts]]
 ) -> None:
     """Change outputs of some rows in place; a forward hook's arguments, and which rows are changed by what."""
+    if expert_linears(module):
+        return  # factors were added to products
     for places, change in changes:
         output[places] = change(*(arg[places] for arg in args))
 

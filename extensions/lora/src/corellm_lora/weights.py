@@ -20,7 +20,7 @@ from corellm_lora.adapter_files import Values
 from corellm_lora.changes import OWN
 from corellm_lora.linear_change import LinearChanges
 from corellm_lora.low_rank import Slots, add_low_rank
-from corellm_lora.mixtures import ChangedExperts, ChangedRouter, change_experts, change_routes
+from corellm_lora.mixtures import ChangedExperts, ChangedRouter, change_experts, change_routes, expert_linears
 from corellm_lora.rows import Rows
 from corellm_lora.table_change import TableChange
 from corellm_lora.targets import Targets
@@ -78,6 +78,9 @@ class Weights:
         if targets.table:
             targets.module(targets.table).register_forward_hook(self._embed)
         self._mix(targets.experts, change_experts)
+        for name in targets.experts:
+            for parameter, of_experts in expert_linears(targets.module(name)).items():
+                of_experts.addition = partial(self._add_to_experts, name, parameter)
         self._mix(targets.routers, change_routes)
 
     def fill(self, slot: int, values: Mapping[str, Values]) -> None:
@@ -87,7 +90,7 @@ class Weights:
         for name, of_module in values.items():
             if (experts := terms.expert_weights(name)) is not None:
                 change = self._changes.get(experts.module, {}).get(slot)
-                change = change or ChangedExperts(self.targets.module(experts.module))
+                change = change or ChangedExperts(self.targets.module(experts.module), self._add_low_rank)
                 change.add(experts, of_module)
                 self._change(slot, experts.module, change)
             elif name in self.targets.routers:
@@ -214,6 +217,15 @@ class Weights:
         found = [(places, changes[slot]) for slot, places in self.decoded.groups.items() if slot in changes]
         if found:
             changing(module, args, output, found)
+
+    def _add_to_experts(
+        self, name: str, parameter: str, x: Tensor, output: Tensor, chosen: Tensor, places: Tensor
+    ) -> None:
+        """Add factors to the outputs of experts: see `corellm.modelling.linear_additions.ExpertAddition`."""
+        changes = self._changes.get(name, {})
+        for slot, tokens in self.decoded.groups.items():
+            if slot in changes:
+                changes[slot].add_to(parameter, x, output, chosen[tokens], places[tokens])
 
     def _embed(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """Change the embeddings of tokens, where adapters do."""

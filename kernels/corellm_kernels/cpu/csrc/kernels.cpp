@@ -4,6 +4,7 @@
 // that torch has loaded are given to it: a second runtime's threads would spin against torch's.
 #include "activations.h"
 #include "attention.h"
+#include "experts.h"
 #include "linear.h"
 #include "low_rank.h"
 #include "norms.h"
@@ -58,6 +59,10 @@ const Named NAMED[] = {
     {"linear_bfloat16_int8_groups_int8_rows", narrow<bfloat16, linear::Grouped<8>>, sizeof(LinearArgs)},
     {"linear_bfloat16_int8_minima_int8_rows", narrow<bfloat16, linear::Grouped<8, linear::MINIMA>>, sizeof(LinearArgs)},
     {"linear_bfloat16_int8_blocks_int8_rows", narrow<bfloat16, linear::Grouped<8, linear::BLOCKS>>, sizeof(LinearArgs)},
+    {"experts_float32", experts::run, sizeof(ExpertsArgs)},
+    {"experts_bfloat16", experts::run, sizeof(ExpertsArgs)},
+    {"experts_sum_float32", experts::add_up<float>, sizeof(ExpertsSumArgs)},
+    {"experts_sum_bfloat16", experts::add_up<bfloat16>, sizeof(ExpertsSumArgs)},
     {"low_rank_float32", low_rank::run<float>, sizeof(LowRankArgs)},
     {"low_rank_bfloat16", low_rank::run<bfloat16>, sizeof(LowRankArgs)},
     {"pack_float32", packing::run<float>, sizeof(PackArgs)},
