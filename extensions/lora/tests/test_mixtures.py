@@ -92,6 +92,12 @@ def test_tokens_equal_pefts(mixture: Adapted) -> None:
         assert numbers_of(alone)[0] == numbers_of(together[0])[0]
 
 
+def test_tokens_equal_pefts_where_experts_are_transformers(mixture: Adapted) -> None:
+    """There the experts run once more for an adapter's rows."""
+    with engine(mixture, max_loras=2, fuse_layers=False) as llm:
+        require_pefts(mixture, llm, [(PROMPTS[1], "experts"), (PROMPTS[1], None)])
+
+
 def test_a_router_that_is_a_kind_of_linear_layer(tmp_path: Path) -> None:
     """PhiMoE's returns experts for rows, where linear layers return outputs."""
     phimoe = make(tmp_path, "PhimoeForCausalLM")

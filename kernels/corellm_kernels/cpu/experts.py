@@ -228,8 +228,8 @@ def pack_experts(
         del module
         _pack(made, gate, roundings, partial(_packed_at, packed, f"{paths[id(parent)]}.{name}"))
         release_mapped_weights()
-        bits = {linears.bits for linears in made.children() if isinstance(linears, ExpertLinears)}
-        done["Experts: packed weights" + "".join(f" of {n} bits" for n in bits if n)] += 1
+        bits = {linears.bits or 0 for linears in made.children() if isinstance(linears, ExpertLinears)} - {0}
+        done["Experts: packed weights" + "".join(f" of {n} bits" for n in sorted(bits))] += 1
     return done
 
 
@@ -297,7 +297,7 @@ def _gate_of(module: Any) -> Gate | None:
     """Return the gate of a module of experts; None if it has none, or another one than is known."""
     if not module.has_gate:
         return None
-    points = draw(torch.empty(0), 2, 128) * torch.tensor([[3.0], [20.0]])
+    points = draw(torch.empty(0, dtype=torch.float32), 2, 128) * torch.tensor([[3.0], [20.0]])
     given = outcome(lambda: module._apply_gate(points.clone()))
     in_halves = points if module.is_concatenated else torch.cat([points[:, ::2], points[:, 1::2]], 1)
     stated = [value for name, value in vars(module).items() if "limit" in name and isinstance(value, (int, float))]
