@@ -88,6 +88,8 @@ def capture_graphs(
         sizes, max_blocks, position_rows, make_graph: as of `DecodeGraphs`.
         at_once: the sizes to capture now; None for all. Others are captured when they are needed.
     """
+    for part in runner.parts:
+        part.reserve_captured(sizes[-1])
     chunk = SequenceChunk("", 0, 1, [0], [0], samples=True)
     like = runner.lay_out([chunk], [runner.new_state(NewSequence("", [0], [], SamplingParams(), []))])
     graphs = DecodeGraphs(

@@ -375,7 +375,12 @@ class ModelRunner:
 
     def text_logits(self, batch: FlatBatch) -> Tensor:
         """Return the logits of every token of a batch without items: what a graph captures."""
-        return self.logits(self._decode(batch, self.embed_text(batch.input_ids), {}))
+        inputs_embeds, extra = self.embed_text(batch.input_ids), dict[str, Any]()
+        with ExitStack() as around:
+            for part in self.parts:
+                extra |= around.enter_context(part.capturing(batch))
+            hidden = self._decode(batch, inputs_embeds, extra)
+        return self.logits(hidden)
 
     def _add_prompt_logprobs(
         self,

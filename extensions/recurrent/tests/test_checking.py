@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,12 +12,15 @@ from torch import Tensor, nn
 from corellm.errors import CheckpointError, ContractError
 from corellm.loading.kept_states import find_keeping
 from corellm.scheduling.batch import SequenceChunk
+from corellm.worker.input_batch import FlatBatch
 from corellm_recurrent.checking import make_states
 from corellm_recurrent.rows import DUMMY, Rows
 from corellm_recurrent.states import RecurrentStates
 from corellm_recurrent.widths import noting_widths
 
 WIDTH = 4
+NO_BATCH = cast(FlatBatch, None)
+"""Chunks say all: nothing of a batch is read here."""
 
 
 class Sums(nn.Module):
@@ -169,7 +172,8 @@ def test_a_flat_batch_is_split_by_sequences(kind: type[Sums]) -> None:
     states, hidden = _make(mixer, max_num_seqs=4), torch.randn(9, WIDTH, generator=torch.Generator().manual_seed(1))
 
     def run(*chunks: SequenceChunk, tokens: Tensor, commit: bool = True) -> Tensor:
-        with states.running(None, chunks):
+        states.lay_out(NO_BATCH, chunks, ())
+        with states.running(NO_BATCH, chunks):
             output: Tensor = mixer(hidden_states=tokens[None], cache_params=None, paged="ignored")[0]
         if commit:
             states.commit()
@@ -199,7 +203,8 @@ def test_drafts_see_the_state_of_those_before_them() -> None:
     a, b = hidden[:7], hidden[7:]
 
     def run(*chunks: SequenceChunk, tokens: list[Tensor]) -> Tensor:
-        with states.running(None, chunks):
+        states.lay_out(NO_BATCH, chunks, ())
+        with states.running(NO_BATCH, chunks):
             output: Tensor = mixer(hidden_states=torch.cat(tokens)[None], cache_params=None)[0]
         states.commit()
         return output
@@ -222,5 +227,6 @@ def test_a_call_outside_of_a_step_or_of_other_tokens_is_an_error() -> None:
     states = _make(mixer)
     with pytest.raises(ContractError, match=r"Sums \(mixer\) .* \[1, 2, 4\]"):
         mixer(torch.zeros(1, 2, WIDTH))
-    with states.running(None, [_chunk("a", 0, 3)]), pytest.raises(ContractError, match="3 tokens"):
+    states.lay_out(NO_BATCH, [_chunk("a", 0, 3)], ())
+    with states.running(NO_BATCH, []), pytest.raises(ContractError, match="3 tokens"):
         mixer(torch.zeros(1, 2, WIDTH))

@@ -42,6 +42,15 @@ class PlanMemory:
         weakref.finalize(owner, self._free.append, address).atexit = False
         return torch.frombuffer(owner, dtype=dtype).view(shape)
 
+    def moved(self, tensor: Tensor) -> Tensor:
+        """Return a copy of a tensor in a block that no tensor has; the tensor itself if its memory has gaps."""
+        order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+        inner = tensor.permute(order)
+        if not inner.is_contiguous():
+            return tensor
+        back = sorted(range(tensor.dim()), key=order.__getitem__)
+        return self.empty(inner.shape, tensor.dtype).copy_(inner).permute(back)
+
     def owns(self, tensor: Tensor) -> bool:
         """Whether a tensor lies in one of these blocks."""
         return tensor.untyped_storage().data_ptr() in self._blocks

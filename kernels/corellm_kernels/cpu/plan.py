@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import Array, Structure
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -108,15 +108,16 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # dropout in inference is of this kind, too
         if before is not None and (kwargs.get("generator") or not torch.equal(before, torch.get_rng_state())):
             raise NotCapturable(f"{function} draws random numbers")
-        results = [self._unowned(x) for x in _tensors(output)]
         if function is torch.ops.aten.lift_fresh.default:  # a constant, which the step may write to
-            self._done.append(partial(results[0].copy_, results[0].clone()))
+            self._done.append(partial(output.copy_, output.clone()))
             return output
         if not str(function).startswith(("aten.empty", "aten.new_empty")):
             given = {x.untyped_storage().data_ptr() for x in _tensors((args, kwargs))}
-            fresh = [x.untyped_storage().data_ptr() not in given for x in results]
+            fresh = [x.untyped_storage().data_ptr() not in given for x in _tensors(output)]
             if any(fresh) or function._schema.is_mutable:  # not only a view
-                args, kwargs = tree_map_only(Tensor, self._unowned, (args, kwargs))
+                if all(fresh):
+                    output = tree_map_only(Tensor, self.memory.moved, output)
+                args, kwargs, results = tree_map_only(Tensor, self._unowned, (args, kwargs, [*_tensors(output)]))
                 self._done.append(_again(function, args, kwargs, results, fresh))
         return output
 
@@ -153,6 +154,11 @@ def _run_all(calls: Array[Call]) -> Callable[[], None]:
 
 def _again(function: Any, args: Any, kwargs: Any, results: list[Tensor], fresh: list[bool]) -> Callable[[], None]:
     """Return a function that calls torch's again and writes fresh results to where they were."""
+    if fresh == [True]:
+        if function in (torch.ops.aten._to_copy.default, torch.ops.aten.clone.default):
+            return partial(results[0].copy_, args[0])
+        if (into := _writing(function)) is not None:
+            return partial(into, *args, **kwargs, out=results[0])
 
     def again() -> None:
         for old, new, is_fresh in zip(results, _tensors(function(*args, **kwargs)), fresh, strict=True):
@@ -160,6 +166,18 @@ def _again(function: Any, args: Any, kwargs: Any, results: list[Tensor], fresh: 
                 old.copy_(new)
 
     return again
+
+
+@cache
+def _writing(function: Any) -> Any:
+    """Return the form of one of torch's functions that takes the same and writes to `out`; None if there is none."""
+    takes = [(one.name, str(one.type)) for one in function._schema.arguments]
+    for name in function.overloadpacket.overloads():
+        form = getattr(function.overloadpacket, name)
+        rest = [(one.name, str(one.type)) for one in form._schema.arguments if not one.is_out]
+        if rest == takes and any(one.is_out and one.name == "out" for one in form._schema.arguments):
+            return form
+    return None
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

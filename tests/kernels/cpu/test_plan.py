@@ -79,6 +79,28 @@ def test_plans_share_the_memory_of_what_is_not_needed_any_more() -> None:
         assert torch.equal(outputs, wanted)
 
 
+def test_results_of_torch_lie_in_the_shared_memory() -> None:
+    """In the order of their dimensions; a chain of them needs no more than its longest-lived; replays write there."""
+    memory, x = PlanMemory(), torch.randn(2, 3, 512)
+
+    def step() -> Tensor:
+        y = x.transpose(1, 2) * 2.0
+        assert y.stride() == (1536, 1, 512)
+        for _ in range(9):
+            y = y.to(torch.bfloat16).float().cumsum(dim=1).clone() + (y > 0)
+        values, places = y.max(dim=1)
+        return values + places.sum(dim=-1, keepdim=True)
+
+    with torch.inference_mode():
+        plan = RecordedPlan(memory)
+        output = plan.capture(step)
+        assert memory.nbytes < 9 * x.nbytes
+        for _ in range(3):
+            x.normal_()
+            plan.replay()
+            assert torch.equal(output, step())
+
+
 def test_a_tensor_keeps_its_memory_as_long_as_a_view_of_it_lives() -> None:
     memory = PlanMemory()
     view = memory.empty((3, 5), torch.float32)[1:]

@@ -18,7 +18,7 @@ class StepPart:
     """Does nothing; the base of parts. Methods are in the order of a step."""
 
     uncapturable = ""
-    """Why decode steps cannot be captured; empty where `lay_out` and `attention` are all that the part does in them."""
+    """Why decode steps cannot be captured; empty where `lay_out` is all that the part does when one is replayed."""
 
     most_drafts = 0
     """How many drafts of a sequence `propose` returns at most: memory is planned for as many more rows of logits."""
@@ -47,9 +47,9 @@ class StepPart:
     def lay_out(self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> FlatBatch:
         """Return a step that is still on the host, with the part's own.
 
-        Of the methods around the decoder this alone runs when a captured step is replayed (`attention` ran at capture).
-        What the part's additions to linear layers read there (`corellm.modelling.linear_additions`) must be at the
-        address that it had at capture.
+        Of the methods around the decoder this alone runs when a captured step is replayed (`capturing` and `attention`
+        ran at capture). What the part's additions to linear layers read there (`corellm.modelling.linear_additions`)
+        must be at the address that it had at capture.
         """
         return batch
 
@@ -57,6 +57,16 @@ class StepPart:
         self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]
     ) -> AbstractContextManager[Mapping[str, Any]]:
         """Return what surrounds the decoder, and yields further arguments of it."""
+        return nullcontext({})
+
+    def reserve_captured(self, num_rows: int) -> None:
+        """Take the memory in which captured steps of up to so many rows find what `lay_out` writes of sequences.
+
+        `lay_out` fills it to the end: behind the step's rows is padding. Called before steps are captured.
+        """
+
+    def capturing(self, batch: FlatBatch) -> AbstractContextManager[Mapping[str, Any]]:
+        """Return what surrounds the decoder in place of `running` while a step of single tokens is captured."""
         return nullcontext({})
 
     def encoding(self, variant: str) -> AbstractContextManager[object]:

@@ -8,7 +8,7 @@ When a model is loaded: `probe` finds what its decoder asks of attention.
 In scheduling: `encoder_prompt` is a request's part and the blocks of its states, `item_prompt` those of items.
 
 In a step: `encoder_states` runs encoders, `item_states` has the states of items; `cross_attention_cache` is what the
-decoder gets, `cross_attention` how its layers attend.
+decoder gets, `cross_attention` how its layers attend, `captured_states` what captured steps read.
 """
 
 from __future__ import annotations

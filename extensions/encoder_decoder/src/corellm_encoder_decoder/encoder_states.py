@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from corellm.attention.backend import CrossAttentionMetadata
+from corellm.attention.backend import AttentionBackend, CrossAttentionMetadata
 from corellm.errors import ContractError
 from corellm.multimodal.inputs import MultiModalFeature
 from corellm.scheduling.batch import SequenceChunk
@@ -24,6 +25,7 @@ from corellm.worker.item_embeddings import select_embeddings
 from corellm.worker.model_runner import ModelRunner
 from corellm.worker.parts.step_part import StepPart
 from corellm.worker.sequence_state import SequenceState
+from corellm_encoder_decoder.captured_states import CapturedStates
 from corellm_encoder_decoder.cross_attention import CrossAttention, stand_in
 from corellm_encoder_decoder.cross_attention_cache import CrossAttentionCache, decoder_arguments
 from corellm_encoder_decoder.encoder_prompt import StateSlots
@@ -38,7 +40,6 @@ class EncoderStates(StepPart):
         max_states: most states of a prompt.
     """
 
-    uncapturable = "the model is an encoder-decoder"
     _slots_of_others = StateSlots([0], 1, encodes=False)
     """Slots of a dummy sequence: one state in the null block."""
 
@@ -46,20 +47,60 @@ class EncoderStates(StepPart):
         runner.merges_items = False
         self._runner, self._language_model, self._max_states = runner, language_model, max_states
         self._attention: CrossAttention | None = None
+        self._captured: CapturedStates | None = None
+        self._replayable = False
+        if type(runner.backend).cross_attend is AttentionBackend.cross_attend:
+            self.uncapturable = f"the attention backend {runner.backend.name!r} leaves attention to states to torch"
+
+    def lay_out(self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> FlatBatch:
+        """Note where states are, also where captured steps look for them."""
+        slots = [self._slots_of(chunk) for chunk in chunks]
+        self._replayable = (
+            self._captured is not None
+            and len(slots) == len(batch.input_ids) <= self._captured.num_rows
+            and not any(at.encodes for at in slots)
+        )
+        if self._captured is not None and self._replayable:
+            self._captured.write(*_tables(slots, self._runner.block_size))
+        return batch
+
+    def is_replayable(self, states: Sequence[SequenceState]) -> bool:
+        """Whether the step that was laid out is of single tokens, whose states all are in the cache."""
+        return self._replayable
+
+    def reserve_captured(self, num_rows: int) -> None:
+        """Take memory for what captured steps read of states."""
+        most_blocks, padding = -(-self._max_states // self._runner.block_size), self._slots_of_others.num_states
+        self._captured = CapturedStates(num_rows, most_blocks, padding, self._runner.device)
+
+    @contextmanager
+    def capturing(self, batch: FlatBatch) -> Iterator[Mapping[str, Any]]:
+        """Yield what the decoder needs of states that `lay_out` writes down."""
+        assert self._captured is not None
+        with self._attending(batch, self._captured.metadata(batch), None, ()) as arguments:
+            yield arguments
 
     @contextmanager
     def running(
         self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]
     ) -> Iterator[Mapping[str, Any]]:
         """Encode new prompts; yield what the decoder needs of states."""
-        runner, slots = self._runner, [self._slots_of(chunk) for chunk in chunks]
+        slots = [self._slots_of(chunk) for chunk in chunks]
         together = zip(chunks, states, slots, strict=True)
         new = [self._encode(chunk, state, at) for chunk, state, at in together if at.encodes]
-        metadata = self._metadata(batch, slots)
+        with self._attending(batch, self._metadata(batch, slots), self._new_slots(slots), new) as arguments:
+            yield arguments
+
+    @contextmanager
+    def _attending(
+        self, batch: FlatBatch, metadata: CrossAttentionMetadata, new_slots: Tensor | None, new: Sequence[Tensor]
+    ) -> Iterator[Mapping[str, Any]]:
+        """Yield what the decoder needs of states, those that are `new` and go to slots among them."""
+        runner = self._runner
         self._attention = attention = CrossAttention(
-            runner.backend, runner.kv_cache.layers, metadata, self._new_slots(slots), stand_in(runner.device)
+            runner.backend, runner.kv_cache.layers, metadata, new_slots, stand_in(runner.device)
         )
-        encoded = torch.cat(new) if new else runner.embed_text(batch.input_ids[:1])[:0]
+        encoded = torch.cat(list(new)) if new else runner.embed_text(batch.input_ids[:1])[:0]
         cache = CrossAttentionCache(batch.positions, attention.keys, attention.write if new else None)
         try:
             yield decoder_arguments(self._language_model, batch.positions, encoded, cache)
@@ -102,15 +143,12 @@ class EncoderStates(StepPart):
         )
 
     def _metadata(self, batch: FlatBatch, slots: Sequence[StateSlots]) -> CrossAttentionMetadata:
-        counts = [at.num_states for at in slots]
-        tables = np.zeros((len(slots), -(-max(counts) // self._runner.block_size)), dtype=np.int64)
-        for row, at in zip(tables, slots, strict=True):
-            row[: len(at.block_table)] = at.block_table
+        counts, tables = _tables(slots, self._runner.block_size)
         return CrossAttentionMetadata(
             query_lens=batch.metadata.query_lens,
             query_start_loc=batch.metadata.query_start_loc,
-            num_states=counts,
-            num_states_tensor=upload(np.array(counts, dtype=np.int64), self._runner.device),
+            num_states=[at.num_states for at in slots],
+            num_states_tensor=upload(counts, self._runner.device),
             block_tables=upload(tables, self._runner.device),
         )
 
@@ -126,3 +164,12 @@ class EncoderStates(StepPart):
 
     def _slots_of(self, chunk: SequenceChunk) -> StateSlots:
         return next((note for note in chunk.notes if isinstance(note, StateSlots)), self._slots_of_others)
+
+
+def _tables(slots: Sequence[StateSlots], block_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return how many states each sequence has, `[num_seqs]`, and their blocks, `[num_seqs, most_blocks]`."""
+    counts = np.array([at.num_states for at in slots], dtype=np.int64)
+    tables = np.zeros((len(slots), -(-counts.max() // block_size)), dtype=np.int64)
+    for row, at in zip(tables, slots, strict=True):
+        row[: len(at.block_table)] = at.block_table
+    return counts, tables

@@ -36,33 +36,44 @@ class ItemStates(EncoderStates):
         language_model: the decoder.
     """
 
-    uncapturable = "the model attends to states of items"
     _slots_of_others = StateSlots([], 0, encodes=False)
 
     def __init__(self, runner: ModelRunner, language_model: nn.Module) -> None:
-        super().__init__(runner, language_model, max_states=0)
+        super().__init__(runner, language_model, max_states=len(runner.kv_cache.places) * runner.block_size)
         self._ranges = torch.empty(2, 0)
+
+    def lay_out(self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> FlatBatch:
+        """Note where states are and which are seen, also where captured steps look for them."""
+        batch, counts = super().lay_out(batch, chunks, states), self._counts(chunks)
+        self._replayable = self._replayable and any(counts)  # captured steps are those with states
+        if self._captured is not None and self._replayable:
+            self._captured.write_seen(*_seen(chunks, states, counts))
+        return batch
+
+    @contextmanager
+    def capturing(self, batch: FlatBatch) -> Iterator[Mapping[str, Any]]:
+        """Yield what the decoder needs of states that `lay_out` writes down, and which tokens see some."""
+        assert self._captured is not None
+        self._ranges = self._captured.ranges[:, : len(batch.input_ids)]
+        with super().capturing(batch) as arguments:
+            yield {**arguments, "sees_states": self._captured.sees[: len(batch.input_ids)]}
 
     @contextmanager
     def running(
         self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]
     ) -> Iterator[Mapping[str, Any]]:
         """Make new items' states; yield what the decoder needs of states, and which tokens see some."""
-        together = [
-            (chunk, state, self._slots_of(chunk).num_states) for chunk, state in zip(chunks, states, strict=True)
-        ]
-        if not any(num_states for _, _, num_states in together):
+        if not any(counts := self._counts(chunks)):
             yield {}
             return
-        parts = [visible_ranges(state.sequence.part.get("visible_states", ()), chunk) for chunk, state, _ in together]
-        ranges = np.concatenate(parts, axis=1)
-        sees = ranges[0] < ranges[1]
-        # attention that a model masks out in full is to all, unmasked: what a layer adds then is the decoder's matter
-        counts = np.repeat([num_states for *_, num_states in together], [chunk.num_tokens for chunk in chunks])
-        ranges = np.where(sees, ranges, np.stack([np.zeros_like(counts), counts]))
-        self._ranges = upload(ranges.astype(np.int32), self._runner.device)
+        ranges, sees = _seen(chunks, states, counts)
+        self._ranges = upload(ranges, self._runner.device)
         with super().running(batch, chunks, states) as arguments:
             yield {**arguments, "sees_states": upload(sees, self._runner.device)}
+
+    def _counts(self, chunks: Sequence[SequenceChunk]) -> list[int]:
+        """Return how many states each chunk's request has."""
+        return [self._slots_of(chunk).num_states for chunk in chunks]
 
     def profile(self) -> None:
         """Run nothing: items' encoders are measured by themselves."""
@@ -81,8 +92,28 @@ class ItemStates(EncoderStates):
             )
         return made
 
-    def _metadata(self, batch: FlatBatch, slots: Sequence[StateSlots]) -> CrossAttentionMetadata:
-        return replace(super()._metadata(batch, slots), state_ranges=self._ranges)
+    @contextmanager
+    def _attending(
+        self, batch: FlatBatch, metadata: CrossAttentionMetadata, new_slots: Tensor | None, new: Sequence[Tensor]
+    ) -> Iterator[Mapping[str, Any]]:
+        with super()._attending(batch, replace(metadata, state_ranges=self._ranges), new_slots, new) as arguments:
+            yield arguments
+
+
+def _seen(
+    chunks: Sequence[SequenceChunk], states: Sequence[SequenceState], counts: Sequence[int]
+) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    """Return which states each token attends to, `[2, num_tokens]`, and which tokens see any, `[num_tokens]`."""
+    parts = [
+        visible_ranges(state.sequence.part.get("visible_states", ()), chunk)
+        for chunk, state in zip(chunks, states, strict=True)
+    ]
+    ranges = np.concatenate(parts, axis=1)
+    sees = ranges[0] < ranges[1]
+    # attention that a model masks out in full is to all, unmasked: what a layer adds then is the decoder's matter
+    ends = np.repeat(counts, [chunk.num_tokens for chunk in chunks])
+    ranges = np.where(sees, ranges, np.stack([np.zeros_like(ends), ends]))
+    return ranges.astype(np.int32), sees
 
 
 def visible_ranges(visible: Sequence[VisibleStates], chunk: SequenceChunk) -> NDArray[np.int64]:

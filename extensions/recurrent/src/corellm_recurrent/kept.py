@@ -47,6 +47,10 @@ class KeptStates:
     ) -> RecurrentStates:
         """Check the modules, and allocate the states of all sequences, and snapshots."""
         states = self.on_rows(decoder, Rows(max_num_seqs, most_drafts), dtype, device, num_snapshots)
+        if most_drafts:
+            states.uncapturable = "layers of this model keep a state, by which drafts run one after another"
+        elif device.type != "cpu":
+            states.uncapturable = "layers of this model keep a state, and their code was captured on CPUs alone"
         self.most_whole, self._num_snapshots = states.segment, states.num_snapshots
         self.uncached = "" if states.segment else "layers of this model go on from a state token by token"
         return states

@@ -23,7 +23,7 @@ from corellm.worker.input_batch import FlatBatch
 from corellm.worker.parts.step_part import StepPart
 from corellm.worker.sequence_state import SequenceState
 from corellm_recurrent.mixer import Mixer
-from corellm_recurrent.rows import DUMMY, Rows
+from corellm_recurrent.rows import DUMMY, NO_ONE, Rows
 from corellm_recurrent.segments import calls
 from corellm_recurrent.snapshots import Snapshot
 
@@ -89,8 +89,6 @@ class RecurrentStates(StepPart):
         num_snapshots: rows for snapshots, behind those of sequences.
     """
 
-    uncapturable = "layers of this model keep a state"
-
     def __init__(
         self,
         mixers: Sequence[Mixer],
@@ -112,6 +110,9 @@ class RecurrentStates(StepPart):
         ]
         self._parked: dict[str, dict[int, list[list[Tensor]]]] = {}
         """States in host memory of sequences that come back: by number of tokens, tensors as in the pools."""
+        self._captured = self._indices([]).view(2, 0)
+        """Rows to read and to write of captured steps, `[2, num_rows]`; those of padding are no one's."""
+        self._laid_out: _Step
         self._step: _Step | None = None
         for mixer, pools in zip(mixers, self._pools, strict=True):
             mixer.module.forward = partial(self._forward, mixer, pools)
@@ -121,15 +122,48 @@ class RecurrentStates(StepPart):
         """Sequences whose state is in host memory."""
         return len(self._parked)
 
+    def lay_out(self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState]) -> FlatBatch:
+        """Choose rows of a step, also where captured steps look for them."""
+        self.rows.begin_step()
+        self._laid_out = step = self._plan(chunks, states)
+        if self._is_captured(step):
+            (single,) = step.rounds
+            self._captured[:, : step.num_tokens] = torch.stack([single.read, single.write])
+            self._captured[:, step.num_tokens :] = NO_ONE
+        return batch
+
+    def _is_captured(self, step: _Step) -> bool:
+        """Whether captured steps do all of a step: one token each of sequences that have begun."""
+        return len(step.rounds) == 1 and not step.prefills and step.num_tokens <= self._captured.shape[1]
+
+    def is_replayable(self, states: Sequence[SequenceState]) -> bool:
+        """Whether the step that was laid out has one token each of sequences that have begun."""
+        return self._is_captured(self._laid_out)
+
+    def reserve_captured(self, num_rows: int) -> None:
+        """Take memory for the rows of captured steps."""
+        self._captured = self._indices([NO_ONE] * 2 * num_rows).view(2, num_rows)
+
     @contextmanager
     def running(
-        self, batch: FlatBatch | None, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState] = ()
+        self, batch: FlatBatch, chunks: Sequence[SequenceChunk], states: Sequence[SequenceState] = ()
     ) -> Iterator[Mapping[str, Any]]:
-        """Inside the block, run a flat batch of these chunks; `commit` afterwards, or the states stay as they were."""
-        self.rows.begin_step()
-        self._step = self._plan(chunks, states)
-        try:
+        """Inside the block, run the flat batch that was laid out; `commit` afterwards, or states stay as they were."""
+        with self._stepping(self._laid_out):
             yield {}
+
+    @contextmanager
+    def capturing(self, batch: FlatBatch) -> Iterator[Mapping[str, Any]]:
+        """Inside the block, run single tokens on the rows that `lay_out` writes down."""
+        num_seqs = len(batch.input_ids)
+        with self._stepping(_Step(num_seqs, [_Round(slice(0, num_seqs), *self._captured[:, :num_seqs])], None, [])):
+            yield {}
+
+    @contextmanager
+    def _stepping(self, step: _Step) -> Iterator[None]:
+        self._step = step
+        try:
+            yield
         finally:
             self._step = None
 
