@@ -24,6 +24,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from corellm_ray.cluster import joined  # isort: skip  # first: it sets what Ray reads when it is imported
+
 import numpy as np
 import transformers
 from PIL import Image
@@ -40,7 +42,6 @@ from corellm.serving import EngineClient, InputProcessor, Metric, ProcessedPromp
 from corellm.system.process import usable_cpus
 from corellm_llava.tiny import make_tiny_checkpoint
 from corellm_ray.client import ReplicatedLLM
-from corellm_ray.cluster import joined
 from corellm_ray.deployment import replicas
 from corellm_ray.options import ReplicaOptions
 from corellm_ray.routing import ROUTERS, Choices, Router

@@ -127,6 +127,7 @@ def test_fewer_replicas_only_after_a_while_and_more_at_once() -> None:
         return replicas_for(context)
 
     assert decide(500, 0, {}, 1) == (4, {})
+    assert decide(11, 0, {}, 1) == (1, {})  # ten requests, and the stream of what is new
     kept, state = decide(5, 10, {}, 4)
     assert kept == 4
     assert decide(5, 10 + FEWER_SECONDS - 1, state, 4)[0] == 4

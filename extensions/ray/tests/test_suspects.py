@@ -24,9 +24,10 @@ class Scripted(ReplicatedLLM):
 
     def __init__(self) -> None:
         self._suspects, self._turn = Suspects(), asyncio.Lock()
+        self._streams: Any = SimpleNamespace(deltas=self.deltas)
         self.running = self.most = 0
 
-    async def _deltas(self, request: tuple[bytes, bytes], key: bytes) -> AsyncGenerator[Delta, None]:
+    async def deltas(self, request: tuple[bytes, bytes], key: bytes) -> AsyncGenerator[Delta, None]:
         self.running += 1
         self.most = max(self.most, self.running)
         try:
@@ -41,7 +42,7 @@ class Scripted(ReplicatedLLM):
 
 async def read(llm: Scripted, one: bytes, key: bytes = b"") -> list[str]:
     """The deltas of a request."""
-    return [delta.request_id async for delta in llm._alone(one, llm._deltas((b"", b""), key))]
+    return [delta.request_id async for delta in llm._alone(one, llm.deltas((b"", b""), key))]
 
 
 def test_a_suspect_that_is_read_slowly_keeps_none_waiting() -> None:
@@ -49,7 +50,7 @@ def test_a_suspect_that_is_read_slowly_keeps_none_waiting() -> None:
 
     async def ask() -> None:
         llm = Scripted()
-        slow: Any = llm._alone(b"slow", llm._deltas((b"", b""), b""))
+        slow: Any = llm._alone(b"slow", llm.deltas((b"", b""), b""))
         assert (await anext(slow)).request_id == "0"
         others = [asyncio.ensure_future(read(llm, name)) for name in (b"a", b"b")]
         for _ in range(1000):
@@ -66,7 +67,7 @@ def test_a_suspect_whose_reader_leaves_or_whose_replica_ends_lets_the_next_one_r
 
     async def ask() -> None:
         llm = Scripted()
-        left: Any = llm._alone(b"left", llm._deltas((b"", b""), b""))
+        left: Any = llm._alone(b"left", llm.deltas((b"", b""), b""))
         await anext(left)
         await left.aclose()
         with pytest.raises(EngineDeadError, match="it ended"):
@@ -94,7 +95,7 @@ class Deadly(Scripted):
         self._default_params, self._codec, self._ids = SamplingParams(), RequestCodec(), itertools.count()
         self._first, self.num_ended = first, 0
 
-    async def _deltas(self, request: tuple[bytes, bytes], key: bytes) -> AsyncGenerator[Delta, None]:
+    async def deltas(self, request: tuple[bytes, bytes], key: bytes) -> AsyncGenerator[Delta, None]:
         await asyncio.sleep(0)
         self.num_ended += 1
         if self._first:

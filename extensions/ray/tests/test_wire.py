@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import pickletools
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import pytest
 import torch
 
 from corellm import LLM, SamplingParams
-from corellm.engine.process.messages import Delta
 from corellm.errors import EngineLostError
 from corellm.serving import ProcessedPrompt
-from corellm_ray.client import ReplicatedLLM
 from corellm_ray.wire import from_wire, to_wire
 from extensions.ray.tests.conftest import ENGINE
 from tests.fixtures import random_image
@@ -61,35 +56,3 @@ def test_what_is_damaged_is_refused(prompts: list[ProcessedPrompt]) -> None:
         from_wire(data, tensors[:100], DECODE)
     with pytest.raises(Exception, match="tensors of the request's items did not arrive"):
         from_wire(data, b"", DECODE)
-
-
-def test_a_replicas_message_that_is_damaged_fails_its_request_alone() -> None:
-    """With an error that asks for another try; the replica's work for it is ended."""
-    cancelled: list[bool] = []
-
-    class Response:
-        def __init__(self, *parts: bytes) -> None:
-            self._parts = iter(parts)
-
-        def __aiter__(self) -> Response:
-            return self
-
-        async def __anext__(self) -> bytes:
-            return next(self._parts)
-
-        def cancel(self) -> None:
-            cancelled.append(True)
-
-    whole = msgspec.msgpack.encode(Delta("a", [], False))
-    client: Any = SimpleNamespace(
-        _stream=SimpleNamespace(generate=SimpleNamespace(remote=lambda *_, key: Response(whole, whole[:-1])))
-    )
-
-    async def deltas() -> None:
-        found = ReplicatedLLM._deltas(client, (b"", b""), b"key")
-        assert (await anext(found)).request_id == "a"
-        with pytest.raises(EngineLostError, match="cannot be read; send the request again"):
-            await anext(found)
-
-    asyncio.run(deltas())
-    assert cancelled == [True]

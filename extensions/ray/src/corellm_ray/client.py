@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
-from ray.exceptions import RayActorError
 
 from corellm.engine.maintenance import AsyncMaintenance
 from corellm.engine.process.client import name_of
@@ -32,6 +31,7 @@ from corellm.sampling_params import SamplingParams
 from corellm.serving import InputProcessor, Metric, ProcessedPrompt, total_metrics
 from corellm_ray.progress import Progress
 from corellm_ray.replica import Result
+from corellm_ray.streams import CALL_PAUSE, ENDED, MOST_CALLS, Streams
 from corellm_ray.wire import read, to_wire
 from corellm_server.routing import key_of, preferences
 from corellm_server.suspects import Suspects, print_of
@@ -47,16 +47,11 @@ if TYPE_CHECKING:  # of an extension, which may not be installed
 logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
-_decoded = msgspec.msgpack.Decoder(Delta).decode
 _result = msgspec.msgpack.Decoder(Result).decode
 
 MOST_TRIES = 3
 """Replicas that a request is given to, if each ends before it has answered. Before the last one it is a suspect: it
 does not meet others with which as many ended."""
-MOST_CALLS = 100
-"""Times that a call for one replica is sent: another may get it while replicas are asked how much they have to do."""
-_CALL_PAUSE = 0.05
-"""Seconds between them."""
 
 
 class ReplicatedLLM(AsyncMaintenance):
@@ -76,7 +71,7 @@ class ReplicatedLLM(AsyncMaintenance):
         self._front, self._sizes, self._use, self._default_params = front, sizes, use, default_params
         self._fleet = fleet
         self._handle: DeploymentHandle[Any] = fleet.handle
-        self._stream = fleet.handle.options(stream=True)
+        self._streams = Streams(fleet.handle)
         self._codec = use.codec or RequestCodec()
         self._ids = itertools.count()
         self._suspects, self._turn = Suspects(), asyncio.Lock()
@@ -178,7 +173,7 @@ class ReplicatedLLM(AsyncMaintenance):
             progress.begin_again()
             try:
                 self._suspects.check(one)  # another one of the same prompt may have ended replicas meanwhile
-                run = self._noted(one, self._deltas(request, key), tries_left)
+                run = self._noted(one, self._streams.deltas(request, key), tries_left)
                 async with aclosing(self._alone(one, run) if one in self._suspects else run) as deltas:
                     async for delta in deltas:
                         news = progress.news(delta)
@@ -194,7 +189,7 @@ class ReplicatedLLM(AsyncMaintenance):
                         if output.finished:
                             self._suspects.clear(one)
                             return
-            except (RayActorError, EngineDeadError) as error:
+            except ENDED as error:
                 logger.warning("a replica ended with a request in flight: %s", error)
                 if not tries_left:
                     raise EngineLostError("the replicas that had the request ended; send it again") from error
@@ -215,7 +210,7 @@ class ReplicatedLLM(AsyncMaintenance):
                     yield delta
             if not is_whole:
                 raise EngineDeadError("a replica's answer broke off")
-        except (RayActorError, EngineDeadError):
+        except ENDED:
             if tries_left <= 1:
                 self._suspects.note([one], is_alone=not tries_left)
             raise
@@ -246,17 +241,6 @@ class ReplicatedLLM(AsyncMaintenance):
             await task
         finally:
             await cancelled([task])
-
-    async def _deltas(self, request: tuple[bytes, bytes], key: bytes) -> AsyncGenerator[Delta, None]:
-        """What a replica yields of a request; closing the iteration aborts it there."""
-        response, is_complete = self._stream.generate.remote(*request, key=key), False
-        try:
-            async for data in response:
-                yield read(_decoded, data)
-            is_complete = True
-        finally:
-            if not is_complete:
-                response.cancel()
 
     # --- maintenance ------------------------------------------------------------------------------------------------
 
@@ -297,7 +281,7 @@ class ReplicatedLLM(AsyncMaintenance):
         for _ in range(MOST_CALLS):
             try:
                 result = read(_result, await self._handle.call.remote(name, arguments, target=replica))
-            except (RayActorError, EngineDeadError):
+            except ENDED:
                 pass  # it ended, or another one did that had the call in its place
             else:
                 if result.fault is not None:
@@ -306,7 +290,7 @@ class ReplicatedLLM(AsyncMaintenance):
                     return result
             if replica not in self._fleet.replica_ids:
                 return None
-            await asyncio.sleep(_CALL_PAUSE)
+            await asyncio.sleep(CALL_PAUSE)
         raise EngineLostError("a replica cannot be reached; try again")
 
     async def get_metrics(self) -> list[Metric]:

@@ -14,8 +14,10 @@ from typing import Any
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, HTTPOptions, RequestRouterConfig
 from ray.serve.exceptions import RayServeException
+from ray.serve.schema import LoggingConfig
 
 from corellm.errors import EngineDeadError
+from corellm_ray.cluster import REPLICA_SETTINGS
 from corellm_ray.options import ReplicaOptions
 from corellm_ray.replica import EngineReplica, ScalingReplica
 from corellm_ray.roster import running
@@ -56,7 +58,11 @@ class Fleet:
         is_fixed = options.fewest == options.most
         deployment = serve.deployment(
             EngineReplica if is_fixed else ScalingReplica, name="engine", max_ongoing_requests=self._max_requests,
-            ray_actor_options={"num_cpus": options.replica_cpus, "num_gpus": options.replica_gpus},
+            ray_actor_options={
+                "num_cpus": options.replica_cpus, "num_gpus": options.replica_gpus,
+                "runtime_env": {"env_vars": REPLICA_SETTINGS},
+            },
+            logging_config=LoggingConfig(enable_access_log=False),
             health_check_period_s=_HEALTH_SECONDS, health_check_timeout_s=30.0,
             graceful_shutdown_wait_loop_s=0.1, graceful_shutdown_timeout_s=options.replica_drain_timeout,
             request_router_config=RequestRouterConfig(request_router_class=ROUTERS[options.replica_router]),

@@ -23,13 +23,19 @@ from corellm.engine.process.messages import encode as encoded
 from corellm.errors import CorellmError, EngineDeadError
 from corellm.serving import AsyncLLM
 from corellm_ray.cores import bound_to_cores
+from corellm_ray.outbox import Outbox
 from corellm_ray.wire import from_wire
 
 logger = logging.getLogger(__name__)
 
-JOIN_SECONDS = 0.02
-"""Least time between two messages of a request: Ray takes about half a millisecond of a core for each, and tokens that
-come sooner are joined. The first one waits for nothing."""
+
+class Last(msgspec.Struct, array_like=True):
+    """The end of a request."""
+
+    delta: Delta
+    """What is in no message of `EngineReplica.news`; its id is the replica's."""
+    num_sent: int
+    """Messages of `EngineReplica.news` that have the rest."""
 
 
 class Result(msgspec.Struct, array_like=True):
@@ -59,26 +65,64 @@ class EngineReplica:
         self._llm = AsyncLLM(**{**engine_args, "media_workers": 0})  # the server decodes media
         self._codec = self._llm.engine.use.codec or RequestCodec()
         self._params: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(self._codec.params_type)
+        self._outboxes: dict[str, Outbox] = {}
+        """By who reads them."""
 
-    async def generate(self, request: bytes, tensors: bytes, key: bytes) -> AsyncGenerator[bytes, None]:
-        """Run a request, and yield what is new of it: encoded deltas, with this replica's id in place of the request's.
+    async def generate(self, request: bytes, tensors: bytes, key: bytes, reader: str, number: str) -> bytes:
+        """Run a request; what comes before its end is part of `news`. Returns an encoded `Last`.
 
         Args:
             request, tensors: of `wire.to_wire`.
             key: by which the request found this replica.
+            reader: who reads the news.
+            number: of the request, one of this reader's.
         """
+        outbox = self._outboxes.get(reader)
+        if outbox is None:
+            outbox = self._outboxes[reader] = Outbox(self._codec.delta)
+        outbox.begin(number)
         try:
             prompt, params = from_wire(request, tensors, self._params.decode)
             async with aclosing(self._llm.generate(prompt, params)) as outputs:
                 async for output in outputs:
-                    output.request_id = self.id
-                    yield encoded(self._codec.delta(output))
-                    if not output.finished:
-                        await asyncio.sleep(JOIN_SECONDS)
+                    if output.finished:
+                        output.request_id = self.id
+                        return encoded(Last(*outbox.last(number, output)))
+                    outbox.put(number, output)
+            raise EngineDeadError("the engine stopped within a request")
         except CorellmError as error:
             if isinstance(error, EngineDeadError):
                 raise  # as if the process had ended
-            yield encoded(Delta(self.id, [], True, fault=to_fault(error)))
+            return encoded(Last(Delta(self.id, [], True, fault=to_fault(error)), outbox.num_sent(number)))
+        finally:
+            outbox.end(number)
+            self._forget(reader, outbox)
+
+    async def news(self, reader: str, target: str) -> AsyncGenerator[bytes, None]:
+        """What is new of all requests of a reader: encoded lists of deltas, with a request's number as its id.
+
+        Ends when there was no request for a while. An empty message comes first, if another replica was meant.
+
+        Args:
+            reader: who reads it.
+            target: id of the replica that was meant.
+        """
+        if target != self.id:
+            yield b""
+            return
+        outbox = self._outboxes.setdefault(reader, Outbox(self._codec.delta))
+        try:
+            async with aclosing(outbox.messages()) as messages:
+                async for message in messages:
+                    yield message
+        finally:
+            outbox.is_read = False
+            self._forget(reader, outbox)
+
+    def _forget(self, reader: str, outbox: Outbox) -> None:
+        """Forget an outbox that has nothing to send, and none who reads it."""
+        if outbox.is_idle and not outbox.is_read and self._outboxes.get(reader) is outbox:
+            del self._outboxes[reader]
 
     async def sizes(self) -> bytes:
         """What the server's front end must know of the model, encoded."""

@@ -10,9 +10,16 @@ import itertools
 import random
 from collections.abc import Iterator
 
-from ray.serve.request_router import FIFOMixin, PendingRequest, ReplicaID, RequestRouter, RunningReplica
+from ray.serve.request_router import (
+    FIFOMixin,
+    PendingRequest,
+    ReplicaID,
+    ReplicaResult,
+    RequestRouter,
+    RunningReplica,
+)
 
-from corellm_ray.roster import note
+from corellm_ray.roster import note, placed
 from corellm_server.routing import choose
 
 Choices = list[list[RunningReplica]]
@@ -41,6 +48,12 @@ class Router(FIFOMixin, RequestRouter):  # type: ignore[misc]  # Ray's types are
         """Take a replica no more."""
         super().on_replica_actor_died(replica_id)
         self._note()
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
+        """Tell who reads its outputs."""
+        super().on_request_routed(pending_request, replica_id, result)
+        if (number := pending_request.kwargs.get("number")) is not None:
+            placed(pending_request.kwargs["reader"], number, replica_id.unique_id)
 
     def _note(self) -> None:
         note(self.app_name, (replica.unique_id for replica in self.curr_replicas))

@@ -25,7 +25,9 @@ def replicas_for(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
     """The number of replicas to have, and what to remember: since when fewer would do."""
     usage = (context.aggregated_metrics or {}).get("kv_cache_usage", {}).values()
     target = context.config.get_target_ongoing_requests()
-    wanted = wanted_replicas(context.current_num_replicas, context.total_num_requests, target, list(usage))
+    current = context.current_num_replicas
+    num_requests = max(0.0, context.total_num_requests - current)  # one of each is the stream of what is new
+    wanted = wanted_replicas(current, num_requests, target, list(usage))
     wanted = min(max(wanted, context.capacity_adjusted_min_replicas), context.capacity_adjusted_max_replicas)
     if wanted >= context.target_num_replicas:
         return wanted, {}
