@@ -144,7 +144,9 @@ def check_alone(plugin: str, work: Path, wheels: Wheels, rules: Sequence[str]) -
             shutil.rmtree(environment.root / "checkpoint", ignore_errors=True)
             environment.python("-c", model.make_checkpoint)
             environment.corellm("run", "checkpoint", work / model.media, "What is this?", "--max-tokens", "4")
-        print(f"{plugin} alone, {model.architecture}: {kept(environment, model.package, rules)}", flush=True)
+    models = PLUGINS[plugin]
+    architectures = ", ".join(model.architecture for model in models)
+    print(f"{plugin} alone, {architectures}: {kept(environment, [m.package for m in models], rules)}", flush=True)
     if plugin == "corellm-llava":
         run_quick = ("--contract-quick", "--collect-only", "--pyargs", "corellm_llava.contract")
         expect("--contract-quick left out", environment.python("-m", "pytest", *run_quick))
@@ -158,9 +160,9 @@ def check_alone(plugin: str, work: Path, wheels: Wheels, rules: Sequence[str]) -
         expect(f"no installed plugin serves {model.architecture}; {model.advice(plugin)}", output)
 
 
-def kept(environment: Environment, package: str, rules: Sequence[str]) -> str:
-    """Run the contract of a package from its wheel; return pytest's last line."""
-    return run_tests(environment, "--pyargs", f"{package}.contract", *rules)
+def kept(environment: Environment, packages: Sequence[str], rules: Sequence[str]) -> str:
+    """Run the contracts of packages from their wheel, in one process; return pytest's last line."""
+    return run_tests(environment, "--pyargs", *(f"{package}.contract" for package in packages), *rules)
 
 
 def run_tests(environment: Environment, *options: str | Path) -> str:
@@ -192,7 +194,7 @@ def check_example(work: Path, wheels: Wheels, rules: Sequence[str]) -> None:
     """Check the example with its extra `test`: its contract runs from the wheel, and it can be copied."""
     environment = installed(work / EXAMPLE, [f"{EXAMPLE}[test]"], wheels)
     expect("PatchTalkerForCausalLM", environment.corellm("plugins"))
-    print(f"{EXAMPLE} alone: {kept(environment, 'corellm_patchtalker', rules)}", flush=True)
+    print(f"{EXAMPLE} alone: {kept(environment, ['corellm_patchtalker'], rules)}", flush=True)
     environment.corellm("new-plugin", "toyvl", "--like", "patchtalker")
     if (environment.root / "corellm-toyvl" / "LICENSE").read_bytes() != (ROOT / "LICENSE").read_bytes():
         sys.exit("a copy of the example does not have its licence")
