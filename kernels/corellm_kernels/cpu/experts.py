@@ -22,7 +22,7 @@ from corellm_kernels.cpu.activation_layers import KNOWN
 from corellm_kernels.cpu.activations import activation_and_mul
 from corellm_kernels.cpu.arguments import ExpertsArguments, ExpertsSumArguments, LinearArguments
 from corellm_kernels.cpu.library import empty, kernel, launch, pointer
-from corellm_kernels.cpu.linear import words_of_row
+from corellm_kernels.cpu.linear import NARROW, words_of_narrow_row, words_of_row
 from corellm_kernels.cpu.packed_weights import PackedWeights
 from corellm_kernels.cpu.packing import PANEL, Packed, Rounding, Unpacked, is_known, pack, unpacked
 from corellm_kernels.fusion.layer_swap import (
@@ -115,6 +115,14 @@ class ExpertLinears(nn.Module):
         self.in_turns = in_turns
         self.addition: ExpertAddition | None = None
         self.eval()
+
+    def round_inputs(self) -> bool:
+        """See `corellm.quantization.RoundsInputs`."""
+        if self.bits is None:
+            return False
+        self._types = (*self._types[:2], NARROW)
+        self._words = words_of_narrow_row(self.num_inputs, self._group)
+        return True
 
     def forward(self, x: Tensor, routes: Routes, *, in_order: bool) -> Tensor:
         """Return `[num_tokens * top_k, num_outputs]`, in the order of experts.

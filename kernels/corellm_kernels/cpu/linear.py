@@ -22,6 +22,8 @@ from corellm_kernels.fusion.layer_swap import concatenated
 from corellm_kernels.grouped_linear import GroupedLinear
 from corellm_kernels.int8_inputs import GROUP
 
+NARROW = "int8_rows"
+"""How names of products end whose inputs are rounded to 8 bits."""
 _DTYPES = (torch.float32, torch.bfloat16)
 _RELEASE_AFTER = 128 << 20
 """Bytes of weights that were packed, after which the pages of their files are given back."""
@@ -89,9 +91,8 @@ class PackedLinear(nn.Module):
         """See `corellm.quantization.RoundsInputs`."""
         if self.bits is None:
             return False
-        group = self._group or GROUP
-        self._types = (*self._types[:2], "int8_rows")
-        self._words = -(-self.in_features // group) * (group // 2 + 2)
+        self._types = (*self._types[:2], NARROW)
+        self._words = words_of_narrow_row(self.in_features, self._group)
         return True
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -157,6 +158,12 @@ class PackedLinear(nn.Module):
 def words_of_row(in_features: int, group: int) -> int:
     """Return how many numbers of 32 bits an input's row takes when it is packed for a weight in groups; 0 for none."""
     return -(-in_features // group) * (group // 2 + 1) if group else in_features
+
+
+def words_of_narrow_row(in_features: int, group: int) -> int:
+    """Return how many numbers of 32 bits an input's row takes when it is rounded to 8 bits."""
+    group = group or GROUP
+    return -(-in_features // group) * (group // 2 + 2)
 
 
 def add_product(residual: Tensor, x: Tensor, linear: nn.Module) -> None:

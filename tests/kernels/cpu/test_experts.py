@@ -16,6 +16,7 @@ from transformers.models.mixtral import modeling_mixtral
 from transformers.models.nemotron_h import modeling_nemotron_h
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
+from corellm.quantization import round_inputs
 from corellm_kernels.cpu.activation_layers import fuse_activations
 from corellm_kernels.cpu.experts import Gate, PackedExperts, pack_experts
 from corellm_kernels.cpu.router_weights import RouterWeight, pack_routers
@@ -112,6 +113,19 @@ def test_tokens_have_transformers_outputs_alone_and_together(name: str, dtype: t
     alone = torch.cat([routed(model, row[None]) for row in x])
     for count in (1, 2, 3, 13, 37, 70):
         assert torch.equal(routed(model, x[:count]), alone[:count]), count
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in TOLERANCES if dtype != torch.float16])
+def test_inputs_of_8_bits_are_a_tokens_own(dtype: torch.dtype) -> None:
+    model, x = block("in turns, transposed, biases", dtype), tokens(37, dtype)
+    assert round_inputs(model) == 0
+    pack(model, to_int8)
+    wanted = routed(model, x)
+    assert round_inputs(model) == 2
+    together = routed(model, x)
+    assert torch.equal(together, torch.cat([routed(model, row[None]) for row in x]))
+    assert is_close(together, wanted, 0.02)
+    assert not is_close(together, wanted, 0.001)
 
 
 def test_threads_change_nothing() -> None:
