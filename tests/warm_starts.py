@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from execnet.gateway_io import popen_bootstrapline
@@ -56,7 +57,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "fresh_starts: processes that the test starts are fresh interpreters")
     if config.getoption("tx", None) and not hasattr(config, "workerinput"):  # several processes share the processors
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-        if sys.platform == "linux":
+        # CUDA cannot be used in a fork of a process that asked which GPUs there are, as some libraries do when imported
+        if sys.platform == "linux" and not Path("/dev/nvidiactl").exists():
             workers = WarmProcess(_IMPORTS, dict(os.environ), copy_imports=_ENGINES_ALONE)
             config.add_cleanup(workers.close)
             config.add_cleanup(fork_modules({popen_bootstrapline: workers}))
