@@ -14,12 +14,17 @@ from corellm_kernels.fusion.layer_swap import is_plain
 
 
 class PatchProduct(nn.Module):
-    """`nn.Conv2d` or `nn.Conv3d` whose stride is the size of its kernel: see `corellm.plain_linears.AsLinear`."""
+    """A convolution whose stride is the size of its kernel: see `corellm.plain_linears.AsLinear`.
+
+    It has a convolution's numbers.
+    """
 
     as_linear = "_product"
 
     def __init__(self, convolution: nn.Conv2d | nn.Conv3d) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
+        for name in type(convolution).__constants__:
+            setattr(self, name, getattr(convolution, name))
         weight = convolution.weight.detach()
         self.size = tuple(weight.shape[2:])
         linear = nn.Linear(weight[0].numel(), len(weight), bias=convolution.bias is not None, device="meta")
@@ -42,19 +47,36 @@ class PatchProduct(nn.Module):
         return output.movedim(-1, 1)
 
 
+class PatchProduct2d(PatchProduct, nn.Conv2d):
+    """One of images. Forward passes that ask for a convolution, to mask what is behind it, find one."""
+
+
+class PatchProduct3d(PatchProduct, nn.Conv3d):
+    """One of videos."""
+
+
 def pack_patches(model: nn.Module) -> int:
     """Replace every convolution over patches in float32 or bfloat16 inside `model`; return how many."""
     count = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, (nn.Conv2d, nn.Conv3d)) and _is_of_patches(child) and is_plain(child, frozenset()):
-                setattr(parent, name, PatchProduct(child))
+            made: PatchProduct | None = None
+            if type(child) is nn.Conv2d and _is_of_patches(child):
+                made = PatchProduct2d(child)
+            elif type(child) is nn.Conv3d and _is_of_patches(child):
+                made = PatchProduct3d(child)
+            if made is not None:
+                setattr(parent, name, made)
                 count += 1
     return count
 
 
 def _is_of_patches(convolution: nn.Conv2d | nn.Conv3d) -> bool:
-    plain = type(convolution) in (nn.Conv2d, nn.Conv3d) and convolution.groups == 1
-    dense = set(convolution.dilation) == {1} and set(convolution.padding) == {0}
+    dense = convolution.groups == 1 and set(convolution.dilation) == {1} and set(convolution.padding) == {0}
     supported = convolution.weight.dtype in (torch.float32, torch.bfloat16)
-    return plain and dense and supported and tuple(convolution.stride) == tuple(convolution.kernel_size)
+    return (
+        dense
+        and is_plain(convolution, frozenset())
+        and supported
+        and tuple(convolution.stride) == tuple(convolution.kernel_size)
+    )

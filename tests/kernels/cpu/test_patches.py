@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from corellm_kernels.cpu.patches import PatchProduct, pack_patches
+from corellm_kernels.cpu.patches import PatchProduct, PatchProduct2d, PatchProduct3d, pack_patches
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -22,9 +22,12 @@ def test_it_equals_the_convolution(
     torch.manual_seed(0)
     original = convolution(3, 20, size, stride=size, bias=bias)
     x = torch.randn(2, 3, *pixels)
-    made = PatchProduct(original)
+    kind = {nn.Conv2d: PatchProduct2d, nn.Conv3d: PatchProduct3d}[convolution]
+    made = kind(original)
+    assert isinstance(made, convolution)  # forward passes may ask
+    assert (made.stride, made.kernel_size, made.in_channels) == (original.stride, original.kernel_size, 3)
     torch.testing.assert_close(made(x), original(x), rtol=1e-4, atol=1e-5)
-    half, wanted = PatchProduct(original.bfloat16()), original.float()(x.bfloat16().float())
+    half, wanted = kind(original.bfloat16()), original.float()(x.bfloat16().float())
     assert half.weight.dtype == torch.bfloat16
     torch.testing.assert_close(half(x.bfloat16()).float(), wanted, rtol=2e-2, atol=2e-2)
 
