@@ -87,7 +87,7 @@ def make_tiny_checkpoint(path: str | Path, seed: int = 0, *, architecture: str) 
     _spread_experts(model)
     _spread_codes(model, kind.seed + seed)
     if kind.generation:
-        vary_outputs(model)
+        vary_outputs(model, kind.spread)
         model.generation_config = generation_config(kind.generation, tokenizer)
     model.save_pretrained(path)
     _save_processor(processor, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,13 @@ _COHERE = tuple(
 )  # fmt: skip
 _FEW_CHANNELS = {"encoder_config": {"subsampling_conv_channels": 16}}
 """Of Parakeet's convolutions, which see each frame of the audio."""
+_PARAKEET = {
+    r"subsampling\.layers\.\d+\.weight": 6.0,  # else biases of its convolutions outweigh the audio
+    r"self_attn\.q_proj\.weight": 3.0,
+    r"self_attn\.o_proj\.weight": 2.0,
+    r"encoder_attn\.o_proj\.weight": 0.6,
+    r"pos_emb\.weight": 3.0,
+}
 _SEAMLESS = {
     "speech_encoder_layers": 2,
     "speech_encoder_attention_heads": 4,
@@ -71,10 +79,15 @@ ENCODER_DECODERS: dict[str, Kind] = {
         feature_extractor="ParakeetFeatureExtractor",
         audio={"feature_size": 128},
         config=_FEW_CHANNELS,
+        spread=_PARAKEET,
         generation=_START,
     ),
     "CohereAsrForConditionalGeneration": Kind(
-        more_tokens=("▁", *_COHERE), audio={"feature_size": 128}, config=_FEW_CHANNELS, generation=_START
+        more_tokens=("▁", *_COHERE),
+        audio={"feature_size": 128},
+        config=_FEW_CHANNELS,
+        spread=_PARAKEET,
+        generation=_START,
     ),
     "MoonshineStreamingForConditionalGeneration": Kind(
         feature_extractor="Wav2Vec2FeatureExtractor",
@@ -145,14 +158,23 @@ _FACTORS = {
 """What the weights of such names in a decoder are multiplied by."""
 
 
-def vary_outputs(model: Any) -> None:
-    """Spread what makes tokens differ: a token sees few others, and the encoder's states do not outweigh it."""
+def vary_outputs(model: Any, spread: Mapping[str, float]) -> None:
+    """Spread what makes tokens differ: a token sees few others, and the encoder's states do not outweigh it.
+
+    Args:
+        model: of transformers.
+        spread: as a `Kind` has it.
+    """
     import torch
 
     with torch.no_grad():
         for name, parameter in model.get_decoder().named_parameters():
             for ending, factor in _FACTORS.items():
                 if name.endswith(ending):
+                    parameter.mul_(factor)
+        for name, parameter in model.named_parameters():
+            for ending, factor in spread.items():
+                if re.search(f"{ending}$", name):
                     parameter.mul_(factor)
 
 

@@ -45,6 +45,8 @@ class Kind:
     """`{modality: the tokens that the chat template writes around an item}`."""
     seed: int = 0
     """A number added to the weights' seed, where those of seed 0 make too many outputs begin alike."""
+    spread: Mapping[str, float] = field(default_factory=dict)
+    """`{what a parameter's name ends with, as a regular expression: what it is multiplied by}`, of encoder-decoders."""
     vocabulary_map: bool = False
     """Whether its configuration has the tokenizer's vocabulary."""
     generation: Mapping[str, Any] = field(default_factory=dict)
