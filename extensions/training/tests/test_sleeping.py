@@ -20,7 +20,9 @@ from torch import Tensor
 
 from corellm import LLM, SamplingParams
 from corellm.errors import CheckpointError, InvalidParameterError, RequestError
-from corellm.loading.weight_places import weight_places
+from corellm.loading.weight_places import WeightPlace, weight_places
+from corellm_kernels.cpu import library
+from corellm_kernels.cpu.router_weights import RouterWeight
 from corellm_testing.tiny_text import make_tiny_checkpoint as make_tiny_text
 from corellm_training import model_weights
 from corellm_training.set_aside import SetAside, discard
@@ -287,6 +289,22 @@ def test_memory_of_a_transposed_weight_is_given_back() -> None:
     assert whole.all()
     discard([whole.t()])
     assert whole.count_nonzero() < whole.numel() / 8
+
+
+def test_what_is_made_of_a_weight_follows_its_values_though_pages_come_back_from_its_file(tmp_path: Path) -> None:
+    """A router's, which begins at a page: dropped, its memory has the values of the file, whatever it had before."""
+    if library.unavailable() is not None:
+        pytest.skip("no kernels that it could be packed for")
+    file, own, other = tmp_path / "weight", torch.randn(32, 64), torch.randn(32, 64)
+    file.write_bytes(own.numpy().tobytes())
+    mapped = torch.from_file(str(file), shared=False, size=own.numel()).view(own.shape)
+    router, x = torch.nn.Module(), torch.randn(3, 64)
+    router.register_parameter("weight", RouterWeight(mapped))
+    place = WeightPlace(router, "weight")
+    for values in (own, other, own):
+        discard([place.tensor])
+        model_weights._move(values, place)
+        torch.testing.assert_close(torch.nn.functional.linear(x, place.tensor), x @ values.T)
 
 
 # --- other weights --------------------------------------------------------------------------------------------------

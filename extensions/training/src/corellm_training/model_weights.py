@@ -148,7 +148,8 @@ def _move(new: Tensor, place: WeightPlace) -> Tensor | None:
     elif old.device.type != "cpu":
         old.data = new
     else:
-        if not _are_same(old, new):  # pages of a mapped file stay the file's
+        keeps_more = type(old) not in (Tensor, nn.Parameter)  # what was made of values that are dropped by now
+        if keeps_more or not _are_same(old, new):  # pages of a mapped file stay the file's
             old.copy_(new)  # recorded plans have its address
         return new
     return None
