@@ -136,6 +136,11 @@ class PackedLinear(nn.Module):
                 f"expected {self.dtype} of width {self.in_features}, got {x.dtype} of shape {tuple(x.shape)}"
             )
         rows = x.reshape(-1, self.in_features)
+        if out.dtype != x.dtype or out.numel() != len(rows) * self.out_features:
+            raise TypeError(
+                f"expected {len(rows)} x {self.out_features} of {x.dtype} to add to, got {out.dtype} of shape "
+                f"{tuple(out.shape)}"
+            )
         rows = rows if rows.stride(1) == 1 else rows.contiguous()
         ordered = rows if self._order is None else rows.index_select(1, self._order)
         room = empty((len(rows) * (self._words + 1),), torch.float32)

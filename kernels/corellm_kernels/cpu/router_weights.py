@@ -24,8 +24,13 @@ class RouterWeight(nn.Parameter):
     _packed: dict[torch.dtype, PackedLinear]
     """By the types in which it is multiplied: added when it first is."""
 
-    def __new__(cls, weight: Tensor, packed: dict[torch.dtype, PackedLinear] | None = None) -> Self:
-        """Return a weight `[num_experts, width]` with the values of `weight`, which may be packed already."""
+    def __new__(
+        cls, weight: Tensor, requires_grad: bool = False, *, packed: dict[torch.dtype, PackedLinear] | None = None
+    ) -> Self:
+        """Return a weight `[num_experts, width]` with the values of `weight`, which may be packed already.
+
+        It needs no gradients, whatever a copy asks for.
+        """
         made = torch.Tensor._make_subclass(cls, weight.detach(), False)
         made._packed = {} if packed is None else packed
         return made
@@ -38,12 +43,12 @@ class RouterWeight(nn.Parameter):
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one of torch's functions: products in the kernels, and what writes values, which are packed anew."""
         kwargs = kwargs or {}
-        if function is functional.linear and isinstance(args[1], RouterWeight):
-            return args[1]._times(args[0], *args[2:], **kwargs)
+        if function is functional.linear:
+            return _product(*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             output = function(*args, **kwargs)
-            if function in _CASTS and output.dtype in _DTYPES:
-                return RouterWeight(output, args[0]._packed)
+            if function in _CASTS and isinstance(args[0], RouterWeight) and getattr(output, "dtype", None) in _DTYPES:
+                return RouterWeight(output, packed=args[0]._packed)  # not the name that `type()` returns
             if function is Tensor.copy_ and isinstance(output, RouterWeight):
                 output._pack_again()
             return output
@@ -60,6 +65,14 @@ class RouterWeight(nn.Parameter):
             for name, tensor in vars(_packed(self.to(dtype))).items():
                 if isinstance(tensor, Tensor):
                     getattr(packed, name).copy_(tensor)
+
+
+def _product(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return what `functional.linear` does, whose arguments have these names."""
+    if isinstance(weight, RouterWeight):
+        return weight._times(input, bias)
+    with torch._C.DisableTorchFunctionSubclass():
+        return functional.linear(input, weight, bias)
 
 
 def _packed(weight: Tensor) -> PackedLinear:

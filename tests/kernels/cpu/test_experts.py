@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.models.aria import modeling_aria
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
 from transformers.models.gpt_oss import modeling_gpt_oss
@@ -217,6 +219,19 @@ def test_a_router_multiplies_in_its_type_and_follows_its_values(dtype: torch.dty
     assert all(map(torch.equal, (logits, *others), alone))
     router.weight.copy_(2 * router.weight.detach())
     torch.testing.assert_close(router(x)[0], 2 * wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_routers_weight_is_used_as_any_tensor_is() -> None:
+    """By keywords, as the type to cast to, copied, and with what its product would write beside."""
+    weight, x, bias = RouterWeight(torch.randn(9, 64)), tokens(3, torch.float32), torch.randn(9)
+    wanted = functional.linear(x, weight, bias)
+    assert torch.equal(functional.linear(input=x, weight=weight, bias=bias), wanted)
+    assert torch.equal(functional.linear(x, copy.deepcopy(weight), bias), wanted)
+    assert torch.equal(functional.linear(x.double().to(weight), weight, bias), wanted)
+    assert weight.type() == "torch.FloatTensor"
+    for wrong in (bias.bfloat16(), torch.randn(3)):
+        with pytest.raises((TypeError, RuntimeError), match=r"expected 3 x 9 of torch.float32|shape '\[-1, 9\]'"):
+            functional.linear(x, weight, wrong)
 
 
 def test_a_routers_bias_stays_as_it_is() -> None:

@@ -189,6 +189,9 @@ def test_wrong_inputs_are_refused() -> None:
         packed(rows(2, 8, torch.bfloat16))
     with pytest.raises(TypeError, match=r"torch.float32 .*\(2, 9\)"):
         packed(rows(2, 9, torch.float32))
+    for residual in (rows(2, 16, torch.bfloat16), rows(1, 16, torch.float32)):  # too short a memory for the sums
+        with pytest.raises(TypeError, match=r"expected 2 x 16 of torch.float32 to add to, got .*\([12], 16\)"):
+            packed(rows(2, 8, torch.float32), residual)
 
 
 @pytest.mark.parametrize(("dtype", "quantize"), KINDS)
