@@ -23,6 +23,6 @@ def rounded_inputs(x: Tensor, group: int = 0) -> Tensor:
     values = functional.pad(x.float(), (0, -k % group)).view(*x.shape[:-1], -(-k // group), group)
     steps = values.abs().amax(-1, keepdim=True) / _LEVELS
     factors = (1 / steps).where(steps > _LEAST_STEP, 0)
-    rounded = (values * factors).round_() * (steps + 0 * values.sum(-1, keepdim=True))
+    rounded = (values * factors).round_() * (steps + (0 * values).sum(-1, keepdim=True))
     result: Tensor = rounded.flatten(-2)[..., :k].to(x.dtype)
     return result

@@ -147,6 +147,14 @@ def test_inputs_that_are_no_numbers_stay_in_their_row(weights: Weights, bad: flo
     assert torch.equal(output.isnan(), linear(x).isnan())
 
 
+def test_numbers_whose_sum_is_none_are_rounded() -> None:
+    """They are finite, and so is what becomes of them in the kernels and in torch's operations."""
+    x = torch.full((2, 128), 3e38)
+    torch.testing.assert_close(rounded_inputs(x), x)
+    linear, packed = layers(40, 128, torch.float32, None)
+    torch.testing.assert_close(packed(x / 1e4), linear(x / 1e4), rtol=1e-3, atol=0)
+
+
 @pytest.mark.parametrize("weights", WEIGHTS[:3], ids=str)
 def test_rows_of_zeros_and_of_tiny_numbers(weights: Weights) -> None:
     linear, packed = layers(70, 200, torch.float32, weights)
