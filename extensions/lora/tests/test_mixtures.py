@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from corellm import LLM, LoRARequest
 from corellm.errors import InvalidParameterError
+from corellm_lora.adapter_files import Values
+from corellm_lora.low_rank import add_low_rank
+from corellm_lora.mixtures import ChangedExperts
+from corellm_lora.terms import ExpertWeights
 from corellm_testing.tiny_text import make_tiny_checkpoint
 from extensions.lora.tests.adapters import Adapted
 from extensions.lora.tests.test_outputs import LENGTH, engine, generate, numbers_of, require_equal
@@ -96,6 +101,24 @@ def test_tokens_equal_pefts_where_experts_are_transformers(mixture: Adapted) -> 
     """There the experts run once more for an adapter's rows."""
     with engine(mixture, max_loras=2, fuse_layers=False) as llm:
         require_pefts(mixture, llm, [(PROMPTS[1], "experts"), (PROMPTS[1], None)])
+
+
+def test_factors_of_some_experts_take_memory_for_these() -> None:
+    """Not for all that a layer has; tokens of others stay as they are, and so do rows that no token has."""
+    experts: Any = torch.nn.Module()
+    experts.down_proj = SimpleNamespace(num_experts=128, in_turns=False, weight=torch.empty(0))
+    added: list[Any] = []
+    change = ChangedExperts(experts, lambda *given: (added.append(given[2]), add_low_rank(*given))[1])
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(size, generator=generator) for size in ((4, 32), (64, 4)))
+    for number in (3, 127):
+        change.add(ExpertWeights("experts", "down_proj", number, 1, 32, (0, 64)), Values({"a": a, "b": b}, 2.0, ()))
+    x, chosen, places = torch.randn(5, 32, generator=generator), [[3, 9], [127, 128]], [[0, 1], [3, -1]]
+    output = torch.zeros(5, 64)
+    change.add_to("down_proj", x, output, torch.tensor(chosen), torch.tensor(places))
+    torch.testing.assert_close(output[[0, 3]], 2 * x[[0, 3]] @ a.T @ b.T)
+    assert not output[[1, 2, 4]].any()
+    assert [len(slots.ranks) for slots in added] == [3]
 
 
 def test_a_router_that_is_a_kind_of_linear_layer(tmp_path: Path) -> None:

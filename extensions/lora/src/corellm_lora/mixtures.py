@@ -66,6 +66,14 @@ class _Factors(NamedTuple):
     """Range of the expert's outputs that they add to."""
 
 
+class _SlotsOfExperts(NamedTuple):
+    """Factors of the experts of one parameter that have some."""
+
+    slots: Slots
+    slot_of_expert: Tensor
+    """`[num_experts]`, int64; 0 for an expert without factors."""
+
+
 class ChangedExperts:
     """What one adapter changes of the experts of one layer.
 
@@ -82,11 +90,11 @@ class ChangedExperts:
         self._add_low_rank = add_low_rank
         self._factors: dict[tuple[str, int], list[_Factors]] = {}
         """Factors by parameter and expert."""
-        self._slots: dict[str, Slots] = {}
-        """The same by parameter, once they were added to products: slot 1 is the first expert's."""
+        self._slots: dict[str, _SlotsOfExperts] = {}
+        """The same by parameter, from when they are first added to products."""
 
     def add(self, place: ExpertWeights, values: Values) -> None:
-        """Add factors of one expert, or of all of them, which PEFT keeps together."""
+        """Take factors of one expert, or of all of them, which PEFT keeps together, before the first step."""
         like = getattr(self._module, place.parameter)
         like = getattr(like, "weight", like)
         a, b = (values.tensors[part].to(like.device).float() for part in ("a", "b"))
@@ -96,31 +104,34 @@ class ChangedExperts:
         ):
             made = _Factors(first.to(like.dtype), second.to(like.dtype).contiguous(), slice(*place.outputs))
             self._factors.setdefault((place.parameter, number), []).append(made)
-        self._slots.pop(place.parameter, None)
 
     def add_to(self, parameter: str, x: Tensor, output: Tensor, chosen: Tensor, places: Tensor) -> None:
         """Add to outputs of one parameter, for some tokens: see `corellm.modelling.linear_additions.ExpertAddition`."""
         if parameter not in self._slots:
             self._slots[parameter] = self._slots_of(parameter, x, output)
+        slots, slot_of_expert = self._slots[parameter]
         has_row = places >= 0
         slot_of_row = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-        slot_of_row[places[has_row]] = chosen[has_row] + 1
-        self._add_low_rank(x, output, self._slots[parameter], slot_of_row)
+        slot_of_row[places[has_row]] = slot_of_expert[chosen[has_row]]
+        self._add_low_rank(x, output, slots, slot_of_row)
 
-    def _slots_of(self, parameter: str, x: Tensor, output: Tensor) -> Slots:
-        """Return the factors of all experts, those of one side by side."""
+    def _slots_of(self, parameter: str, x: Tensor, output: Tensor) -> _SlotsOfExperts:
+        """Move the factors of experts to slots, those of one side by side."""
         linears = getattr(self._module, parameter)
-        found = {number: factors for (name, number), factors in self._factors.items() if name == parameter}
-        ranks = [sum(len(one.a) for one in factors) for factors in found.values()]
-        slots = Slots(linears.num_experts + 1, max(ranks, default=1), x.shape[1], output.shape[1], x.dtype, x.device)
-        for number, factors in found.items():
-            b, rank = output.new_zeros(output.shape[1], sum(len(one.a) for one in factors)), 0
+        numbers = sorted(number for name, number in self._factors if name == parameter)
+        found = [self._factors.pop((parameter, number)) for number in numbers]
+        ranks = [sum(len(one.a) for one in factors) for factors in found]
+        slots = Slots(len(found) + 1, max(ranks, default=1), x.shape[1], output.shape[1], x.dtype, x.device)
+        slot_of_expert = torch.zeros(linears.num_experts, dtype=torch.int64, device=x.device)
+        for slot, (number, factors) in enumerate(zip(numbers, found, strict=True), start=1):
+            b, rank = output.new_zeros(output.shape[1], ranks[slot - 1]), 0
             for one in factors:
                 b[one.outputs, rank : rank + len(one.a)] = one.b
                 rank += len(one.a)
             b = torch.cat([b[::2], b[1::2]]) if linears.in_turns else b
-            slots.fill(number + 1, torch.cat([one.a for one in factors]), b, 1.0)
-        return slots
+            slots.fill(slot, torch.cat([one.a for one in factors]), b, 1.0)
+            slot_of_expert[number] = slot
+        return _SlotsOfExperts(slots, slot_of_expert)
 
     def __call__(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
         """Return what the layer makes of rows `[num_rows, width]`.
