@@ -305,10 +305,11 @@ def _gate_of(module: Any) -> Gate | None:
     """Return the gate of a module of experts; None if it has none, or another one than is known."""
     if not module.has_gate:
         return None
-    points = draw(torch.empty(0, dtype=torch.float32), 2, 128) * torch.tensor([[3.0], [20.0]])
+    stated = [value for name, value in vars(module).items() if "limit" in name and isinstance(value, (int, float))]
+    sizes = torch.tensor([3.0, 20.0, *(3.0 * limit for limit in stated)])  # some beyond each limit
+    points = draw(sizes, len(sizes), 128) * sizes[:, None]
     given = outcome(lambda: module._apply_gate(points.clone()))
     in_halves = points if module.is_concatenated else torch.cat([points[:, ::2], points[:, 1::2]], 1)
-    stated = [value for name, value in vars(module).items() if "limit" in name and isinstance(value, (int, float))]
     gates = (Gate(*one) for one in product(KNOWN, (None, *stated), (0.0, 1.0)))
     return next((gate for gate in gates if given is not None and agree(gate(in_halves.clone()), given)), None)
 

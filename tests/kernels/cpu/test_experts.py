@@ -157,6 +157,14 @@ def test_tokens_without_an_expert_get_nothing_of_it() -> None:
             experts(*wrong)
 
 
+def test_a_limit_that_few_values_reach_is_kept() -> None:
+    model = block("in turns, transposed, biases", torch.float32)
+    experts: Any = model["mlp"].experts
+    experts.limit = 500.0
+    assert pack_experts(model) == {"Experts: packed weights": 1}
+    assert model["mlp"].experts.gate == Gate("quick_gelu", 500.0, 1.0)
+
+
 def test_experts_without_a_gate() -> None:
     """NemotronH's, whose activation squares; their router is not asked."""
     config = transformers.NemotronHConfig(
