@@ -32,7 +32,7 @@ class PackedWeights:
         """Return a weight packed, as `packing.pack` does."""
         found = self._find(name, weight)
         self._is_new |= found is None
-        made = found or pack(weight, self._memory)
+        made = found or pack(weight, self._memory.empty)
         self._all[name] = made.weight
         if made.scale is not None:
             self._all[_of_scale(name)] = made.scale

@@ -105,16 +105,16 @@ def unpacked_groups(linear: GroupedLinear) -> Unpacked:
     )
 
 
-def pack(weight: Unpacked, memory: HugePages | None = None) -> Packed:
+def pack(weight: Unpacked, empty: Callable[[int, torch.dtype], Tensor] | None = None) -> Packed:
     """Return a weight packed, and rounded to 8 bits as `int8_linear.round_rows` does, if it is to be so.
 
     Args:
         weight: rows of some are made at a time.
-        memory: for what is packed.
+        empty: returns memory for so many numbers of a type; None for huge pages of its own.
     """
     n, k, form = weight.n, weight.k, weight.format
     size, dtype = form.size(n, k)
-    packed = (memory or HugePages()).empty(size, dtype)
+    packed = (empty or HugePages().empty)(size, dtype)
     scale = torch.empty(n) if form.bits and not form.group else None
     panel, at_once = size // -(-n // PANEL), max(1, _WEIGHTS_AT_ONCE // k // PANEL) * PANEL
     for first in range(0, n, at_once):

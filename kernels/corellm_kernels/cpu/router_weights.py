@@ -5,6 +5,7 @@ Knows that such a module is beside experts, and has a row of its weight for each
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -13,6 +14,7 @@ from torch.nn import functional
 
 from corellm_kernels.cpu.experts import PackedExperts
 from corellm_kernels.cpu.linear import PackedLinear
+from corellm_kernels.cpu.packing import pack
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _CASTS = (Tensor.float, Tensor.to, Tensor.type)
@@ -78,7 +80,12 @@ def _product(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
 def _packed(weight: Tensor) -> PackedLinear:
     linear = nn.Linear(weight.shape[1], len(weight), bias=False, device="meta")
     linear.weight = nn.Parameter(weight.detach().as_subclass(Tensor), requires_grad=False)
-    return PackedLinear(linear)
+    return PackedLinear(linear, pack=partial(pack, empty=_memory))
+
+
+def _memory(count: int, dtype: torch.dtype) -> Tensor:
+    """Return memory of torch's: a huge page is larger than most such weights, and adapters make one in each step."""
+    return torch.empty(count, dtype=dtype)
 
 
 def pack_routers(model: nn.Module) -> int:

@@ -19,6 +19,7 @@ from transformers.models.nemotron_h import modeling_nemotron_h
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from corellm.quantization import round_inputs
+from corellm_kernels.cpu import huge_pages
 from corellm_kernels.cpu.activation_layers import fuse_activations
 from corellm_kernels.cpu.experts import Gate, PackedExperts, pack_experts
 from corellm_kernels.cpu.router_weights import RouterWeight, pack_routers
@@ -240,6 +241,13 @@ def test_a_routers_weight_is_used_as_any_tensor_is() -> None:
     for wrong in (bias.bfloat16(), torch.randn(3)):
         with pytest.raises((TypeError, RuntimeError), match=r"expected 3 x 9 of torch.float32|shape '\[-1, 9\]'"):
             functional.linear(x, weight, wrong)
+
+
+def test_a_routers_weight_takes_no_huge_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two megabytes, in a mapping of 32: adapters make a weight in each step."""
+    monkeypatch.setattr(huge_pages, "map_pages", None)
+    weight, x = RouterWeight(torch.randn(9, 64)), tokens(3, torch.float32)
+    torch.testing.assert_close(functional.linear(x, weight), x @ weight.detach().as_subclass(Tensor).T)
 
 
 def test_a_routers_bias_stays_as_it_is() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from corellm_kernels.cpu import packed_weights
-from corellm_kernels.cpu.huge_pages import HugePages
 from corellm_kernels.cpu.kept_tensors import KeptTensors
 from corellm_kernels.cpu.packed_weights import PackedWeights
 from corellm_kernels.cpu.packing import Packed, Rounding, Unpacked, pack, unpacked, unpacked_groups
@@ -48,9 +48,9 @@ def packed_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Numbers of rows that are packed."""
     rows: list[int] = []
 
-    def noting(weight: Unpacked, memory: HugePages | None = None) -> Packed:
+    def noting(weight: Unpacked, *memory: Any) -> Packed:
         rows.append(weight.n)
-        return pack(weight, memory)
+        return pack(weight, *memory)
 
     monkeypatch.setattr(packed_weights, "pack", noting)
     return rows
