@@ -81,7 +81,7 @@ class PackedLinear(nn.Module):
         self._packed, self._scale = pack(weight)
         self.bits, self._types, self._group = weight.format.bits, weight.format.types, weight.format.group
         self._words = words_of_row(self.in_features, self._group)
-        """Numbers of 32 bits that an input's row takes when it is packed, and one more."""
+        """Numbers of 32 bits that an input's row takes when it is packed, beside one for its factor."""
         self._bias = torch.cat(biases).float() if biases else None
         self._factors: Factors | None = None
         self._taken: list[tuple[slice, LowRankAddition]] = []
