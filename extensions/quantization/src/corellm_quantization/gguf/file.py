@@ -80,10 +80,21 @@ class GgufFile:
             CheckpointError: it is of another type, or is not there and has no default.
         """
         found = self.stated.get(key, default)
-        if not isinstance(found, kinds):
+        if not isinstance(found, kinds) or (isinstance(found, bool) and bool not in kinds):  # a bool is an int, too
             raise CheckpointError(
                 f"{self.path}: {key} is {found!r:.60}, expected {' or '.join(k.__name__ for k in kinds)}"
             )
+        return found
+
+    def positive(self, key: str, default: int | None = None) -> int:
+        """Return a whole number above zero.
+
+        Raises:
+            CheckpointError: it is none, or is not there and has no default.
+        """
+        found: int = self.value(key, int, default=default)
+        if found < 1:
+            raise CheckpointError(f"{self.path}: {key} is {found}, expected at least 1")
         return found
 
     def count(self, key: str) -> int:

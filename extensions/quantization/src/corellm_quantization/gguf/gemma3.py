@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from corellm.errors import CheckpointError
 from corellm_quantization.gguf.file import GgufFile
+from corellm_quantization.gguf.vision import colours, layer_sizes, tokens_per_side
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -34,23 +35,10 @@ def configure(
     if absent := [token for token in _MARKS.values() if token not in tokenizer.get_vocab()]:
         raise CheckpointError(f"{model.path}: the tokenizer lacks {', '.join(absent)}; this is no Gemma 3 with images")
     named = PreTrainedTokenizerFast.from_pretrained(folder, **_MARKS, **_IMAGE)  # as the processor asks for them
-    size, patch = (file.value(f"clip.vision.{name}", int) for name in ("image_size", "patch_size"))
-    scale = file.value("clip.vision.projector.scale_factor", int, default=_SCALE)
-    if not 0 < patch * scale <= size:
-        raise CheckpointError(f"{file.path}: an image of {size} pixels has no tokens of {scale} patches of {patch}")
-    vision = SiglipVisionConfig(
-        hidden_size=file.value("clip.vision.embedding_length", int),
-        intermediate_size=file.value("clip.vision.feed_forward_length", int),
-        num_hidden_layers=file.count("clip.vision.block_count"),
-        num_attention_heads=file.value("clip.vision.attention.head_count", int),
-        layer_norm_eps=file.value("clip.vision.attention.layer_norm_epsilon", float),
-        image_size=size,
-        patch_size=patch,
-        vision_use_head=False,
-    )
-    mean, deviation = (file.value(f"clip.vision.image_{name}", list) for name in ("mean", "std"))
-    images = Gemma3ImageProcessorPil(size={"height": size, "width": size}, image_mean=mean, image_std=deviation)
-    num_tokens = (size // patch // scale) ** 2
+    vision = SiglipVisionConfig(**layer_sizes(file), vision_use_head=False)
+    size = {"height": vision.image_size, "width": vision.image_size}
+    images = Gemma3ImageProcessorPil(size=size, **colours(file))
+    num_tokens = tokens_per_side(file, file.positive("clip.vision.projector.scale_factor", _SCALE)) ** 2
     processor = Gemma3Processor(images, named, image_seq_length=num_tokens, chat_template=named.chat_template)
     processor.save_pretrained(folder)
     return Gemma3Config(

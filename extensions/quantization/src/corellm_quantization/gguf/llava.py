@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from corellm.errors import CheckpointError
 from corellm_quantization.gguf.file import GgufFile
+from corellm_quantization.gguf.vision import colours, layer_sizes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -28,26 +29,19 @@ def configure(
     from transformers import CLIPImageProcessorPil, CLIPVisionConfig, LlavaConfig, LlavaProcessor
 
     _check(file)
-    size, patch = (file.value(f"clip.vision.{name}", int) for name in ("image_size", "patch_size"))
     if _IMAGE not in tokenizer.get_vocab():
         tokenizer.add_tokens([_IMAGE], special_tokens=True)
     vision = CLIPVisionConfig(
-        hidden_size=file.value("clip.vision.embedding_length", int),
-        intermediate_size=file.value("clip.vision.feed_forward_length", int),
-        num_hidden_layers=file.count("clip.vision.block_count"),
-        num_attention_heads=file.value("clip.vision.attention.head_count", int),
-        layer_norm_eps=file.value("clip.vision.attention.layer_norm_epsilon", float),
-        image_size=size,
-        patch_size=patch,
+        **layer_sizes(file),
         hidden_act="gelu" if file.value("clip.use_gelu", bool, default=False) else "quick_gelu",
     )
-    mean, deviation = (file.value(f"clip.vision.image_{name}", list) for name in ("mean", "std"))
+    size = vision.image_size
     images = CLIPImageProcessorPil(
-        size={"shortest_edge": size}, crop_size={"height": size, "width": size}, image_mean=mean, image_std=deviation
+        size={"shortest_edge": size}, crop_size={"height": size, "width": size}, **colours(file)
     )
     processor = LlavaProcessor(
-        images, tokenizer, patch_size=patch, vision_feature_select_strategy="default", num_additional_image_tokens=1,
-        image_token=_IMAGE, chat_template=tokenizer.chat_template,
+        images, tokenizer, patch_size=vision.patch_size, vision_feature_select_strategy="default",
+        num_additional_image_tokens=1, image_token=_IMAGE, chat_template=tokenizer.chat_template,
     )  # fmt: skip
     processor.save_pretrained(folder)
     return LlavaConfig(

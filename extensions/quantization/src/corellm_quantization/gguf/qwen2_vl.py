@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from corellm.errors import CheckpointError
 from corellm_quantization.gguf.file import GgufFile
+from corellm_quantization.gguf.vision import colours
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -37,7 +38,7 @@ def configure(
     vocabulary = tokenizer.get_vocab()
     if absent := [token for token in _TOKENS.values() if token not in vocabulary]:
         raise CheckpointError(f"{model.path}: the tokenizer lacks {', '.join(absent)}; this is no Qwen2-VL")
-    width, patch = (file.value(f"clip.vision.{name}", int) for name in ("embedding_length", "patch_size"))
+    width, patch = (file.positive(f"clip.vision.{name}") for name in ("embedding_length", "patch_size"))
     up = file.tensors.get("v.blk.0.ffn_up.weight")
     if up is None or len(up.shape) != 2:
         raise CheckpointError(f"{file.path} lacks v.blk.0.ffn_up.weight")
@@ -47,19 +48,17 @@ def configure(
         values.pop(alone, None)
     values["rope_parameters"] = {**values["rope_parameters"], "mrope_section": sections}
     common = {
-        "patch_size": patch, "temporal_patch_size": _FRAMES, "merge_size": _MERGED,
-        "image_mean": file.value("clip.vision.image_mean", list),
-        "image_std": file.value("clip.vision.image_std", list),
+        "patch_size": patch, "temporal_patch_size": _FRAMES, "merge_size": _MERGED, **colours(file),
     }  # fmt: skip
     sizes = {"shortest_edge": "image_min_pixels", "longest_edge": "image_max_pixels"}
-    size = {name: file.value(f"clip.vision.{key}", int, default=_PIXELS[name]) for name, key in sizes.items()}
+    size = {name: file.positive(f"clip.vision.{key}", _PIXELS[name]) for name, key in sizes.items()}
     for name, kind in (("preprocessor", "image"), ("video_preprocessor", "video")):
         stated = common | {"size": size, f"{kind}_processor_type": f"Qwen2VL{kind.title()}Processor"}
         stated |= {"processor_class": f"{generation}Processor"}
         (folder / f"{name}_config.json").write_text(json.dumps(stated))
     vision = {
         "depth": file.count("clip.vision.block_count"),
-        "num_heads": file.value("clip.vision.attention.head_count", int),
+        "num_heads": file.positive("clip.vision.attention.head_count"),
         "patch_size": patch,
         "spatial_merge_size": _MERGED,
         "temporal_patch_size": _FRAMES,
@@ -68,7 +67,7 @@ def configure(
         vision |= {"embed_dim": width, "hidden_size": text.hidden_size, "mlp_ratio": max(up.shape) // width}
     else:
         vision |= {"hidden_size": width, "out_hidden_size": text.hidden_size, "intermediate_size": up.shape[0]}
-        vision |= _windows(file, vision["depth"])
+        vision |= _windows(file, vision["depth"], patch)
     return (Qwen2VLConfig if is_second else Qwen2_5_VLConfig)(
         text_config=values,
         vision_config=vision,
@@ -79,10 +78,9 @@ def configure(
     )  # fmt: skip
 
 
-def _windows(file: GgufFile, depth: int) -> dict[str, Any]:
+def _windows(file: GgufFile, depth: int, patch: int) -> dict[str, Any]:
     """Return which layers of Qwen2.5-VL's tower see all of an image, and what the others see, in pixels."""
-    every = file.value("clip.vision.n_wa_pattern", int)
-    if every < 1:
-        raise CheckpointError(f"{file.path}: clip.vision.n_wa_pattern is {every}, expected at least 1")
-    size = file.value("clip.vision.window_size", int, default=_WINDOW)
+    every, size = file.positive("clip.vision.n_wa_pattern"), file.positive("clip.vision.window_size", _WINDOW)
+    if size < patch * _MERGED:
+        raise CheckpointError(f"{file.path}: a window of {size} pixels has no tokens of {_MERGED} patches of {patch}")
     return {"window_size": size, "fullatt_block_indexes": [*range(every - 1, depth, every)]}
