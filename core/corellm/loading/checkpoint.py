@@ -36,7 +36,7 @@ _HUB_CODE = ["*.py"]
 """Downloaded as well if the checkpoint's code may run."""
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken")
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
-_TYPED_NAME = re.compile(r"[\w.-]+/[\w.-]+:[\w./-]+")
+_TYPED_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*:.+")
 """Hub names of GGUF files: of a type, or a file."""
 _MEDIA_TOKEN = re.compile(r"(image|video|audio|vision)\w*_token_(id|index)$")
 
@@ -75,8 +75,8 @@ def resolve_checkpoint(config: ModelConfig) -> Path:
     found = download(config.model, config.revision, _HUB_FILES + weights + _code(config), what="model")
     if not (found / "config.json").is_file():
         raise CheckpointError(
-            f"{config.model}: the hub has no config.json under this name; if it has GGUF files, name one or its type "
-            f"behind a colon: {config.model}:Q8_0"
+            f"{config.model}: what came from the hub, or is in its cache, has no config.json; if there are GGUF files, "
+            f"name one or its type behind a colon: {config.model}:Q8_0"
         )
     return found
 

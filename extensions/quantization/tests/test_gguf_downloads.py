@@ -16,7 +16,7 @@ from huggingface_hub import constants
 from corellm import LLM, SamplingParams
 from corellm.errors import CheckpointError, MissingExtraError
 from corellm_quantization.gguf import hub
-from corellm_quantization.gguf.checkpoint import make_checkpoint
+from corellm_quantization.gguf.checkpoint import files_of, make_checkpoint
 from corellm_quantization.gguf.hub import download_gguf
 from extensions.quantization.tests.gguf_files import write_llava
 from extensions.quantization.tests.oracle import greedy
@@ -123,6 +123,49 @@ def test_only_what_is_meant_is_downloaded(
     first, encoder = download_gguf(f"owner/tiny:{wanted}", "v1", mmproj)
     assert asked == [("owner/tiny", "v1", [*files, *([tower] if tower else [])])]
     assert (first, encoder) == (tmp_path / files[0], str(tmp_path / tower) if tower else mmproj)
+
+
+def test_a_hub_that_does_not_answer_leaves_what_is_in_the_cache(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is it said then that files are not there: the hub may have them."""
+
+    class ConnectError(Exception):
+        """As of the hub's client: no OSError, and none of the hub's own."""
+
+    def refused(*given: Any, **more: Any) -> None:
+        raise ConnectError
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", refused)
+    first, tower = download_gguf("owner/tiny:q8_0", None, None)
+    assert first == min(repository.glob("tiny-*.gguf"))
+    assert tower == str(repository / TOWERS[1])
+    with pytest.raises(CheckpointError, match=r"no GGUF files .* the hub did not say what it has \(ConnectError\)"):
+        download_gguf("owner/tiny:Q4_K_M", None, None)
+    first.unlink()
+    with pytest.raises(CheckpointError, match=r"is not beside it.* the hub did not say .*your access token"):
+        download_gguf("owner/tiny:q8_0", None, None)
+
+
+def test_a_file_of_any_name_may_be_meant_and_a_path_is_no_hub_name(repository: Path) -> None:
+    for name in ("a b[1].gguf", "more/(new) Ümlaut.gguf"):
+        with pytest.raises(CheckpointError, match="no GGUF files have this type"):
+            LLM(f"owner/tiny:{name}")
+    for path in ("./tiny:Q8_0", "../tiny:Q8_0"):
+        with pytest.raises(CheckpointError, match="no such directory or file"):
+            LLM(path)
+
+
+def test_a_file_in_thousands_of_parts_is_found_at_once() -> None:
+    names = [Path(f"tiny-{number:05}-of-05000.gguf") for number in range(1, 5001)]
+    asked = []
+
+    def is_there(name: Path) -> bool:
+        asked.append(name)
+        return True
+
+    assert files_of([*names, Path("other.gguf")], is_there) == [[Path("other.gguf")], names]
+    assert asked == names
 
 
 def test_a_type_that_is_not_there_is_told_with_those_that_are(

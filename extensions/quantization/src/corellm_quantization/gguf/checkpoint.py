@@ -14,7 +14,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,11 +125,24 @@ def _text_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return parts_of(path, os.path.isfile)
     towers = {*path.glob(_TOWERS)}
-    found = sorted({tuple(parts_of(file, os.path.isfile)) for file in path.glob("*.gguf") if file not in towers})
+    found = files_of({*path.glob("*.gguf")} - towers, os.path.isfile)
     if len(found) != 1:
         names = ", ".join(parts[0].name for parts in found[:9])
         raise CheckpointError(f"{path} has {len(found)} GGUF files of models ({names}); name one of them")
-    return [*found[0]]
+    return found[0]
+
+
+def files_of(names: Iterable[Path], is_there: Callable[[Path], bool]) -> list[list[Path]]:
+    """Return the parts of each file of which one is named, in the order of their names.
+
+    Raises:
+        CheckpointError: a part is not there.
+    """
+    found = dict[Path, list[Path]]()
+    for name in sorted(names):
+        if name not in found:  # a file may have thousands of parts
+            found |= dict.fromkeys(parts := parts_of(name, is_there), parts)
+    return [parts for name, parts in found.items() if name == parts[0]]
 
 
 def parts_of(file: Path, is_there: Callable[[Path], bool]) -> list[Path]:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import glob
 import re
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from corellm.errors import CheckpointError
 from corellm.loading.checkpoint import download
-from corellm_quantization.gguf.checkpoint import NO_TOWER, parts_of
+from corellm_quantization.gguf.checkpoint import NO_TOWER, files_of
 
 _TOWER_TYPES = ("F16", "BF16", "Q8_0", "F32")
 """Which of several encoders is taken, if none has the model's type."""
@@ -35,44 +34,54 @@ def download_gguf(model: str, revision: str | None, mmproj: str | None) -> tuple
         CheckpointError: the hub did not give them, or it is not clear which are meant.
     """
     name, _, wanted = model.partition(":")
-    names = [PurePosixPath(file) for file in _names(name, revision) if file.endswith(".gguf")]
+    folder, failure = None, None
+    try:
+        listed = _listed(name, revision)
+    except Exception as error:  # of the hub, or of its client, which is another one in other releases
+        folder, failure = download(name, revision, [], what="model"), error
+        listed = [file.relative_to(folder).as_posix() for file in sorted(folder.rglob("*.gguf"))]
+    names = [Path(file) for file in listed if file.endswith(".gguf")]
     towers = [file for file in names if "mmproj" in file.name]
-    files = _files(model, wanted, sorted({*names} - {*towers}))
+    try:
+        files = _files(model, wanted, sorted({*names} - {*towers}))
+    except CheckpointError as error:
+        if failure is None:
+            raise
+        raise CheckpointError(
+            f"{error}. So it is in the cache here: the hub did not say what it has ({type(failure).__name__}); check "
+            f"the name, the network and your access token"
+        ) from failure
     chosen = _tower(towers, wanted) if mmproj is None else mmproj
     tower = next((file for file in names if str(file) == chosen), None)
     needed = [*files] if tower is None else [*files, tower]
-    folder = download(name, revision, [glob.escape(str(file)) for file in needed], what="model")
+    if folder is None:
+        folder = download(name, revision, [glob.escape(file.as_posix()) for file in needed], what="model")
     return folder / files[0], str(folder / tower) if tower is not None else mmproj or NO_TOWER
 
 
-def _names(name: str, revision: str | None) -> Sequence[str]:
-    """Return the files of a repository; where the hub does not answer, those in its cache."""
+def _listed(name: str, revision: str | None) -> Sequence[str]:
+    """Return the files of a repository, asked of the hub."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    with suppress(HfHubHTTPError, HFValidationError, OSError):
-        return [*HfApi().list_repo_files(name, revision=revision)]
-    folder = download(name, revision, [], what="model")
-    return [file.relative_to(folder).as_posix() for file in sorted(folder.rglob("*.gguf"))]
+    return [*HfApi().list_repo_files(name, revision=revision)]
 
 
-def _files(model: str, wanted: str, names: Sequence[PurePosixPath]) -> list[PurePosixPath]:
+def _files(model: str, wanted: str, names: Sequence[Path]) -> list[Path]:
     """Return the parts of the only file of that name or type."""
     named = [file for file in names if str(file) == wanted]
-    there = {*map(Path, names)}
-    found = {tuple(parts_of(Path(file), there.__contains__)) for file in named or _of_type(names, wanted)}
+    found = files_of(named or _of_type(names, wanted), {*names}.__contains__)
     if len(found) != 1:
-        shown = [str(file) for file in sorted(parts[0] for parts in found) or names]
+        shown = [str(file) for file in [parts[0] for parts in found] or names]
         if not shown:
             raise CheckpointError(f"{model}: there are no GGUF files of models under this name")
         raise CheckpointError(
             f"{model}: {len(found) or 'no'} GGUF files have this type; name a type, or one of these, behind the colon: "
             f"{', '.join(shown[:20])}{', ...' if len(shown) > 20 else ''}"
         )
-    return [PurePosixPath(part) for part in found.pop()]
+    return found[0]
 
 
-def _tower(towers: Sequence[PurePosixPath], wanted: str) -> str | None:
+def _tower(towers: Sequence[Path], wanted: str) -> str | None:
     """Return the name of the encoder that is taken, if there are any."""
     for kind in (wanted, *_TOWER_TYPES):
         if found := _of_type(towers, kind):
@@ -80,7 +89,7 @@ def _tower(towers: Sequence[PurePosixPath], wanted: str) -> str | None:
     return str(min(towers)) if towers else None
 
 
-def _of_type(names: Sequence[PurePosixPath], kind: str) -> list[PurePosixPath]:
+def _of_type(names: Sequence[Path], kind: str) -> list[Path]:
     """Return files whose names have a type in them: a word, but for what an underscore joins to its beginning."""
     word = re.compile(rf"(?<![A-Za-z0-9]){re.escape(kind)}(?![A-Za-z0-9_])", re.IGNORECASE)
     return [file for file in names if word.search(str(file.with_suffix("")))]
