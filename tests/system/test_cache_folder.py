@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,8 +16,11 @@ from corellm.system.cache_folder import against_mapping, cache_folder
 def test_it_is_in_the_home_unless_a_variable_says_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder("weights") == tmp_path / "corellm" / "weights"
-    monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
+    for value in ("", "relative/folder"):
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+        assert cache_folder("weights") == tmp_path / ".cache" / "corellm" / "weights"
+    monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder("weights") == tmp_path / ".cache" / "corellm" / "weights"
 
 
@@ -31,7 +35,16 @@ def test_a_user_without_a_home_is_told_the_variable(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(
     ("kind", "reason"),
-    [("ext4", None), ("overlay", None), ("tmpfs", "in memory (tmpfs)"), ("nfs4", "on a network (nfs4)"), (None, None)],
+    [
+        ("ext4", None),
+        ("overlay", None),
+        ("fuseblk", None),
+        ("fuse.fuse-overlayfs", None),
+        (None, None),
+        ("tmpfs", "in memory (tmpfs)"),
+        ("nfs4", "on a network (nfs4)"),
+        ("fuse.s3fs", "may be on a network (fuse.s3fs)"),
+    ],
 )
 def test_neither_memory_nor_a_network(
     kind: str | None, reason: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -57,5 +70,18 @@ def test_a_folder_that_others_may_write_to_is_not_used(tmp_path: Path, monkeypat
     (tmp_path / "folder").chmod(0o770)
     assert "others may write to it" in str(against_mapping(tmp_path / "folder"))
     (tmp_path / "folder").chmod(0o700)
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert "belongs to another user" in str(against_mapping(tmp_path / "folder"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        assert "belongs to another user" in str(against_mapping(tmp_path / "folder"))
+
+
+def test_a_folder_that_others_may_replace_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "_MOUNTS", tmp_path / "absent")
+    above = tmp_path / "corellm"
+    above.mkdir()
+    for mode, is_used in ((0o777, False), (0o1777, True), (0o775, True), (0o755, True)):
+        above.chmod(mode)
+        assert (against_mapping(above / "weights") is None) == is_used, oct(mode)
+    stat = Path.stat
+    monkeypatch.setattr(Path, "stat", lambda path: SimpleNamespace(st_uid=12345, st_mode=stat(path).st_mode))
+    assert f"{above} belongs to another user" in str(against_mapping(above / "weights"))
