@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 NO_ONE = 0
-"""The row of dummy sequences: written, never read."""
+"""The row of dummy sequences and of padding: what is in it is of no one, and no sequence reads it."""
 DUMMY = ""
 """The request id of dummy sequences."""
 
