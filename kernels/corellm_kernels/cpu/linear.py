@@ -78,6 +78,8 @@ class PackedLinear(nn.Module):
             weight, self._order = unpacked_groups(linear), linear.order
         else:
             weight, self._order = unpacked([part.weight.detach() for part in parts], rounding), None
+        self._row = max(2, self.out_features)
+        """From the outputs of one row to those of the next: see `_room`."""
         self._packed, self._scale = pack(weight)
         self.bits, self._types, self._group = weight.format.bits, weight.format.types, weight.format.group
         self._words = words_of_row(self.in_features, self._group)
@@ -102,7 +104,7 @@ class PackedLinear(nn.Module):
             x: the inputs.
             residual: contiguous; if given, the outputs are added to it, in place.
         """
-        out = empty((*x.shape[:-1], self.out_features), x.dtype) if residual is None else residual
+        out = self._room(x) if residual is None else residual
         sums = out.view(-1, self.out_features)
         apart = [(outputs, *change) for outputs, addition in self._taken for change in addition.apart()]
         before = [None if residual is None else sums[places, outputs].clone() for outputs, places, _ in apart]
@@ -126,12 +128,21 @@ class PackedLinear(nn.Module):
 
     def without_low_rank(self, x: Tensor) -> Tensor:
         """See `corellm.modelling.linear_additions.TakesLowRank`."""
-        out = empty((*x.shape[:-1], self.out_features), x.dtype)
+        out = self._room(x)
         self._multiply(x, out, None, None)
         return out
 
+    def _room(self, x: Tensor) -> Tensor:
+        """Return a tensor for the outputs of inputs.
+
+        Where a row has one output, these lie apart from each other: of numbers side by side torch computes as many at
+        once as fill a vector, and rounds the others in another way, so that what it makes of one would depend on how
+        many there are. So does the gate of a shared expert, a sigmoid.
+        """
+        return empty((*x.shape[:-1], self._row), x.dtype)[..., : self.out_features]
+
     def _multiply(self, x: Tensor, out: Tensor, residual: Tensor | None, factors: Factors | None) -> None:
-        if x.dtype != self.dtype or x.shape[-1] != self.in_features or not out.is_contiguous():
+        if x.dtype != self.dtype or x.shape[-1] != self.in_features or not (out.is_contiguous() or residual is None):
             raise TypeError(
                 f"expected {self.dtype} of width {self.in_features}, got {x.dtype} of shape {tuple(x.shape)}"
             )
@@ -144,9 +155,10 @@ class PackedLinear(nn.Module):
         rows = rows if rows.stride(1) == 1 else rows.contiguous()
         ordered = rows if self._order is None else rows.index_select(1, self._order)
         room = empty((len(rows) * (self._words + 1),), torch.float32)
+        stride = self._row if residual is None else self.out_features
         given = LinearArguments(
             ordered.data_ptr(), ordered.stride(0), self._packed.data_ptr(), pointer(self._scale), pointer(self._bias),
-            pointer(residual), self.out_features, out.data_ptr(), self.out_features, room.data_ptr(),
+            pointer(residual), self.out_features, out.data_ptr(), stride, room.data_ptr(),
             len(rows), self.out_features, self.in_features, self._group,
         )  # fmt: skip
         slot_of_row = None if factors is None else self._taken[0][1].slot_of_row(len(rows))

@@ -158,6 +158,16 @@ def test_a_row_is_the_same_bits_alone_and_among_others(
     assert_rows_are_alone(packed_layer(layer(n, k, dtype, bias=bias), quantize))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_torch_makes_of_a_rows_only_output_is_the_same_bits_alone_and_among_others(dtype: torch.dtype) -> None:
+    """As of the gate of a shared expert: torch computes those that fill a vector in another way than the others."""
+    made, x = packed_layer(layer(1, 64, dtype), False), rows(70, 64, dtype)
+    alone = torch.cat([torch.sigmoid(made(row[None])) for row in x])
+    for count in (2, 7, 16, 37, 70):
+        assert torch.equal(torch.sigmoid(made(x[:count])), alone[:count])
+    assert torch.equal(made(x.view(2, 35, 64)).view(70, 1), made(x))
+
+
 @pytest.mark.parametrize(("dtype", "quantize"), KINDS)
 def test_threads_change_nothing(dtype: torch.dtype, quantize: bool) -> None:
     assert_threads_change_nothing(packed_layer(layer(333, 512, dtype), quantize))
