@@ -7,10 +7,12 @@ import random
 import re
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from corellm_ray.outbox import IDLE_SECONDS
 from extensions.ray.tests.conftest import Replicated, until
 from extensions.server.tests.command import CHAT
 from extensions.server.tests.conftest import MODEL, Running, chat, image_part, user
@@ -52,6 +54,19 @@ def test_a_stream_of_the_openai_client(replicated: Replicated, one: Running) -> 
         pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
     assert "".join(pieces) == texts_of(one, 12)[0]
     assert replicated.asked(CONTENTS[0], 1).headers["x-request-id"]
+
+
+def test_the_first_stream_after_a_while_has_pieces_as_they_are_computed(replicated: Replicated) -> None:
+    """Replicas close what they send pieces by when they have no request; who leaves early has had no whole answer."""
+    time.sleep(3 * IDLE_SECONDS)
+    before = sum(replicated.metric("generation_tokens_total").values())
+    body = chat(CONTENTS[0], max_tokens=900, ignore_eos=True, stream=True)
+    with replicated.command.http.stream("POST", CHAT, json=body) as response:
+        pieces = (line for line in response.iter_lines() if '"content"' in line)
+        for _ in range(2):  # the first of them is there before a replica has the request
+            next(pieces)
+    until(lambda: sum(replicated.metric("num_requests_running").values()) == 0)
+    assert before < sum(replicated.metric("generation_tokens_total").values()) < before + 900
 
 
 def test_errors_have_the_shape_and_words_of_one_server(replicated: Replicated, one: Running) -> None:

@@ -7,10 +7,16 @@ import itertools
 from typing import Any
 
 import pytest
-from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
+from ray.serve._private.common import (
+    DeploymentHandleSource,
+    DeploymentID,
+    ReplicaID,
+    ReplicaQueueLengthInfo,
+    RequestMetadata,
+)
 from ray.serve.request_router import PendingRequest
 
-from corellm_ray.roster import running
+from corellm_ray.roster import listen, running
 from corellm_ray.routing import ROUTERS, Router
 from corellm_server.routing import preferences
 
@@ -107,3 +113,32 @@ def test_requests_go_by_key_and_calls_to_the_replica_they_are_for() -> None:
         assert await all_of([routed(router, key=key_for("a"))]) == "b"
 
     asyncio.run(ask())
+
+
+def test_who_reads_a_request_is_told_of_its_replica_before_it_is_sent() -> None:
+    """Ray Serve calls `on_request_routed` when a unary call has ended."""
+
+    async def ask() -> None:
+        router, replica = made("prefix"), FakeReplica("a")
+        replica.is_let.set()
+        router.update_replicas([replica])  # type: ignore[list-item]
+        told: list[tuple[str, str]] = []
+        listen("test", lambda *place: told.append(place))
+        await all_of(
+            [routed(router, key=b"k", reader="test.0", number="7"), routed(router, target="a", reader="test.0")]
+        )
+        assert told == [("7", "a")]
+
+    asyncio.run(ask())
+
+
+def test_a_replicas_load_is_what_was_sent_to_it_and_has_not_ended() -> None:
+    """Whatever Ray Serve makes of the ends of calls: of those that were cancelled, and with counts that are old."""
+    router, name = made("load"), ReplicaID("a", APP)
+    for _ in range(3):
+        router.on_send_request(name)
+    router.on_request_completed(name, "a call that was cancelled")
+    router.on_new_queue_len_info(name, ReplicaQueueLengthInfo(accepted=True, num_ongoing_requests=9))
+    router.decrement_queue_len_cache(name)
+    router.on_request_completed(name, "the call that this was of")
+    assert router.replica_queue_len_cache.get(name) == 1

@@ -23,7 +23,7 @@ class Replica:
     def __init__(self) -> None:
         self.calls: dict[str, asyncio.Future[bytes]] = {}
         """Of requests, by number."""
-        self.news: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
+        self.news: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue()
         self.num_read, self.num_cancelled = 0, 0
         self.reader, self.readers = "", list[str]()
         self.generate = SimpleNamespace(remote=self._generate)
@@ -68,7 +68,7 @@ class Replica:
             found = await self._replica.news.get()
             if found is None:
                 raise StopAsyncIteration
-            if isinstance(found, Exception):
+            if isinstance(found, BaseException):
                 raise found
             return found
 
@@ -129,7 +129,7 @@ def test_requests_fail_where_the_stream_breaks_off_or_cannot_be_read() -> None:
     """As if the replica had ended: they go on on another one. Their calls are cancelled, and later ones are read."""
 
     async def script(replica: Replica, streams: Streams) -> None:
-        for turn, broken in enumerate((EngineDeadError("it ended"), b"\x91")):
+        for turn, broken in enumerate((EngineDeadError("it ended"), b"\x91", asyncio.CancelledError())):
             reading = started(streams, 2)
             await turns()
             numbers = [str(2 * turn), str(2 * turn + 1)]
@@ -141,7 +141,44 @@ def test_requests_fail_where_the_stream_breaks_off_or_cannot_be_read() -> None:
             assert [type(error) for error in found] == [EngineDeadError] * 2
             assert all(replica.calls[number].cancelled() for number in numbers)
             assert replica.num_read == turn + 1
-        assert len(set(replica.readers)) == 2  # the replica may go on with a stream that broke off
+        assert len(set(replica.readers)) == 3  # the replica may go on with a stream that broke off
+
+    run(script)
+
+
+def test_a_request_fails_that_comes_to_a_stream_that_broke_off() -> None:
+    """Its replica may still send what is new by that stream, which nobody reads; the next one has another stream."""
+
+    async def script(replica: Replica, streams: Streams) -> None:
+        first, late = started(streams, 2)
+        await turns()
+        replica.place("0")
+        await turns()
+        replica.news.put_nowait(EngineDeadError("it ended"))
+        await turns()
+        replica.place("1")
+        for reading in (first, late):
+            with pytest.raises(EngineDeadError, match="broke off"):
+                await reading
+        (again,) = started(streams, 1)
+        await turns()
+        replica.place("2")
+        replica.send(("2", "1"))
+        replica.end("2", "2", num_sent=1)
+        assert await again == [1, 2]
+
+    run(script)
+
+
+def test_a_request_fails_whose_call_is_cancelled_by_the_replica() -> None:
+    """As if the replica had ended; its reader waits no longer."""
+
+    async def script(replica: Replica, streams: Streams) -> None:
+        (reading,) = started(streams, 1)
+        await turns()
+        replica.calls["0"].cancel()
+        with pytest.raises(EngineDeadError, match="was cancelled in its replica"):
+            await reading
 
     run(script)
 

@@ -14,7 +14,6 @@ from ray.serve.request_router import (
     FIFOMixin,
     PendingRequest,
     ReplicaID,
-    ReplicaResult,
     RequestRouter,
     RunningReplica,
 )
@@ -49,11 +48,28 @@ class Router(FIFOMixin, RequestRouter):  # type: ignore[misc]  # Ray's types are
         super().on_replica_actor_died(replica_id)
         self._note()
 
-    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
-        """Tell who reads its outputs."""
-        super().on_request_routed(pending_request, replica_id, result)
+    async def _choose_replica_for_request(
+        self, pending_request: PendingRequest, *, is_retry: bool = False
+    ) -> RunningReplica:
+        """Tell who reads a request's outputs where it goes: `on_request_routed` comes with the end of a unary call."""
+        replica = await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
         if (number := pending_request.kwargs.get("number")) is not None:
-            placed(pending_request.kwargs["reader"], number, replica_id.unique_id)
+            placed(pending_request.kwargs["reader"], number, replica.replica_id.unique_id)
+        return replica
+
+    # what a replica has to do is what was sent and has not ended: Ray Serve's own count, of an unary call by gRPC, is
+    # corrected at the call's end by what the replica had at its beginning, and keeps calls that were cancelled
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """Count a call no more, whatever it ended with."""
+        super().on_request_completed(replica_id, internal_request_id)
+        super().decrement_queue_len_cache(replica_id)
+
+    def decrement_queue_len_cache(self, replica_id: ReplicaID) -> None:
+        """Leave the count: `on_request_completed` has it."""
+
+    def on_new_queue_len_info(self, replica_id: ReplicaID, queue_len_info: object) -> None:
+        """Leave the count: no replica refuses a request, and this may be old."""
 
     def _note(self) -> None:
         note(self.app_name, (replica.unique_id for replica in self.curr_replicas))

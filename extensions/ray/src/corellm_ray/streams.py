@@ -87,7 +87,7 @@ class Streams:
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle, self._stream = handle, handle.options(stream=True)
         self._name, self._numbers = uuid.uuid4().hex, itertools.count()
-        self._num_broken = 0
+        self._broken: set[tuple[str, str]] = set()
         """Streams that broke off. Replicas may go on with them for a while, so later ones have another name."""
         self._requests: dict[str, _Running] = {}
         """By number."""
@@ -106,7 +106,7 @@ class Streams:
             RayActorError, EngineDeadError, AioRpcError: the replica ended, or what it sent is lost.
             EngineLostError: what it sent cannot be read.
         """
-        number, running = str(next(self._numbers)), _Running(f"{self._name}.{self._num_broken}")
+        number, running = str(next(self._numbers)), _Running(f"{self._name}.{len(self._broken)}")
         self._requests[number] = running
         call = asyncio.ensure_future(self._run(running, request, key=key, number=number))
         try:
@@ -123,6 +123,9 @@ class Streams:
         try:
             data = await self._handle.generate.remote(*request, reader=running.reader, **names)
             running.finish(read(_last, data))
+        except asyncio.CancelledError:  # also what a replica may raise that ends
+            running.fail(EngineDeadError("the request was cancelled in its replica"))
+            raise
         except Exception as error:
             running.fail(error)
 
@@ -134,7 +137,10 @@ class Streams:
 
     def _read_from(self, running: _Running, replica: str) -> None:
         running.replica = replica
-        if (place := (running.reader, replica)) not in self._reading:
+        place = running.reader, replica
+        if place in self._broken:
+            running.fail(EngineDeadError("the stream of the request's outputs broke off before it began"))
+        elif place not in self._reading:
             self._reading[place] = running.loop.create_task(self._read(*place))
 
     async def _read(self, reader: str, replica: str) -> None:
@@ -145,8 +151,8 @@ class Streams:
                     return
                 await asyncio.sleep(CALL_PAUSE)
             raise EngineDeadError("a replica cannot be reached")
-        except Exception as error:  # whatever it was, what they would have got is lost
-            self._num_broken += 1
+        except (Exception, asyncio.CancelledError) as error:  # whatever it was, what they would have got is lost
+            self._broken.add((reader, replica))
             for running in self._of(reader, replica):
                 running.fail(EngineDeadError(f"a replica's answer broke off: {error}"))
         finally:
