@@ -147,7 +147,8 @@ class Streams:
         """Read what is new of all requests of a replica, until it has none; they fail if it cannot be read."""
         try:
             for _ in range(MOST_CALLS):
-                if await self._read_once(reader, replica) and not self._of(reader, replica):
+                await self._read_once(reader, replica)
+                if not self._of(reader, replica):
                     return
                 await asyncio.sleep(CALL_PAUSE)
             raise EngineDeadError("a replica cannot be reached")
@@ -158,22 +159,19 @@ class Streams:
         finally:
             del self._reading[reader, replica]
 
-    async def _read_once(self, reader: str, replica: str) -> bool:
-        """Read until the replica has no request; returns False if another one was asked."""
+    async def _read_once(self, reader: str, replica: str) -> None:
+        """Read until the replica has no request, or nothing if another one was asked."""
         response = self._stream.news.remote(reader, target=replica)
         is_complete = False
         try:
             async for data in response:
-                if not data:
-                    return False
-                for delta in read(_deltas, data):
+                for delta in read(_deltas, data) if data else ():  # there is none in the only message of another one
                     if (running := self._requests.get(delta.request_id)) is not None:
                         running.put(delta)
             is_complete = True
         finally:
             if not is_complete:
                 response.cancel()
-        return True
 
     def _of(self, *place: str) -> list[_Running]:
         return [running for running in self._requests.values() if (running.reader, running.replica) == place]
