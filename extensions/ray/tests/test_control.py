@@ -105,7 +105,8 @@ def test_requests_and_replicas_outlive_the_control_process(
     valkey_server: str, tiny_llava: Path, one: Running, tmp_path: Path
 ) -> None:
     """It is killed: requests are answered. It is started again: they still are, and a replica that is killed is
-    replaced."""
+    replaced.
+    """
     wanted = text_of(one)
     with (
         kept_state(valkey_server, tmp_path) as state,
