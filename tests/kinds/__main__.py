@@ -40,7 +40,7 @@ families` with a tiny random checkpoint, in the generic adapter,
 - *refused*: at load, with this reason. Such a model needs a plugin of its own, or transformers' own `generate`.
 - *needs*: transformers cannot make the model or its processor without that library, and nothing was tried with it.
 - *no checkpoint*: the recipe of tiny checkpoints does not make one.
-- *not tested*: the rules took too long; the row says which of them were tried, if any.
+- *not tested*: the rules took too long, or one cannot be tried; the row says which.
 - *fails*: a rule does not hold; the reason names it and what it found.
 
 """

@@ -57,7 +57,7 @@ _IMPORTERS = (
 """The modules of transformers that import them, whatever the model."""
 
 _SCANNING, _SCAN = "transformers.utils.import_utils", "create_import_structure_from_path"
-"""Where transformers reads its source files, and what reads those of one of 560 folders, and keeps the last 128."""
+"""The module of transformers, and its function that reads the sources of one of 560 folders and keeps 128 results."""
 _lock = RLock()
 """Held while stand-ins come and go; not while a module is imported."""
 

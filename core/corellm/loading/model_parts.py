@@ -99,7 +99,7 @@ def load_weights(
 ) -> ModelParts:
     """Load the model, find its decoder, layout and widths, replace layers by faster ones, take extensions' parts.
 
-    What is made of its weights may be kept, if their source is given.
+    With the weights' source, packed weights may be kept for later starts.
     """
     hooks, context, use, attended = opened.hooks, opened.context, opened.use, opened.attended
     make_quantize = find_quantization(config)  # or refuse it before weights are read

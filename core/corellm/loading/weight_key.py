@@ -34,7 +34,7 @@ _SETTINGS = ("adapter", "quantization", "runner", "convert", "hf_overrides", "po
 _WORTH_IT = 64 << 20
 """Bytes of weights from which on what is made of them is kept unasked: packing fewer takes a tenth of a second."""
 _SHARE, _SHARE_UNASKED = 0.95, 0.5
-"""Of what is free on the disk: in a folder that the user names, and in the user's cache."""
+"""Shares of the free disk that kept weights may take: in a folder that the user names, and in the user's cache."""
 
 
 @dataclass(frozen=True)
@@ -53,17 +53,17 @@ class WeightKey:
 
 @dataclass(frozen=True)
 class WeightSource:
-    """What a model's weights are read from, as it is before they are read."""
+    """A model's files and settings before its weights are read, and the folder that the user names for packed ones."""
 
     folder: Path | None
-    """Where the user wants to keep what is made of them; None for the user's cache, where it is worth it."""
+    """The folder that the user names; None for the user's cache, which takes large models only."""
     limit: int
     """Bytes that files there may take together."""
     state: Sequence[object]
-    """What tells the files apart, and the settings."""
+    """Sizes, times and places of the files, and the settings: whatever decides about the packed weights."""
 
     def key_of(self, model: nn.Module) -> WeightKey | None:
-        """Return where what is made of a model's weights is kept; None for nowhere."""
+        """Return the key under which packed weights of a model are kept; None where they are not kept."""
         folder, share = self.folder, _SHARE
         if folder is None:
             folder, share = _folder_unasked(model), _SHARE_UNASKED
@@ -74,10 +74,10 @@ class WeightSource:
 
 
 def weight_source(config: EngineConfig, opened: OpenedModel) -> WeightSource | None:
-    """Return what tells a model's weights apart; None where that is not known, or nothing of them is to be kept.
+    """Return the source of a model's weights; None where packed weights are not to be kept, or have no key.
 
     Raises:
-        ConfigError: the folder in which it is to be kept is something else.
+        ConfigError: the folder that the user names is a file.
     """
     model, context = config.model, opened.context
     if model.weight_cache in (None, "none"):

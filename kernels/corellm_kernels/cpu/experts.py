@@ -45,24 +45,24 @@ _TRIED = 2
 
 
 class Routes(NamedTuple):
-    """Which experts tokens have, and where the rows for these are when rows are in the order of experts."""
+    """Experts of each token, and the row of each pair of token and expert once rows are sorted by expert."""
 
     chosen: Tensor
     """`[num_tokens, top_k]`, int64: the experts of each token. Others than there are have no row."""
     places: Tensor
-    """`[num_tokens, top_k]`, int64: each one's row; -1 for none. The first product writes it, and the next."""
+    """`[num_tokens, top_k]`, int64: each one's row; -1 for none. The first product writes `places` and `starts`."""
     starts: Tensor
     """`[num_experts + 1]`, int64: where the rows of each expert start."""
 
 
 class Gate(NamedTuple):
-    """What gates inner values `[..., 2 * width]`: the gate, then what it multiplies."""
+    """The function between the two products of an expert, of `[..., 2 * width]`: the gate, then what it multiplies."""
 
     activation: str
     limit: float | None
-    """Of the gate from above, and of what it multiplies on both sides."""
+    """Upper bound of the gate, and bound of the absolute value of what it multiplies."""
     added: float
-    """To what it multiplies."""
+    """Number that is added to what the gate multiplies."""
 
     def __call__(self, gate_up: Tensor) -> Tensor:
         """Return `[..., width]`; changes what it is given."""

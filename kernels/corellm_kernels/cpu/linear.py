@@ -23,7 +23,7 @@ from corellm_kernels.grouped_linear import GroupedLinear
 from corellm_kernels.int8_inputs import GROUP
 
 NARROW = "int8_rows"
-"""How names of products end whose inputs are rounded to 8 bits."""
+"""Ending of the names of products that round their inputs to 8 bits."""
 _DTYPES = (torch.float32, torch.bfloat16)
 _RELEASE_AFTER = 128 << 20
 """Bytes of weights that were packed, after which the pages of their files are given back."""
@@ -79,7 +79,7 @@ class PackedLinear(nn.Module):
         else:
             weight, self._order = unpacked([part.weight.detach() for part in parts], rounding), None
         self._row = max(2, self.out_features)
-        """From the outputs of one row to those of the next: see `_room`."""
+        """Distance between the outputs of two rows: see `_empty_outputs`."""
         self._packed, self._scale = pack(weight)
         self.bits, self._types, self._group = weight.format.bits, weight.format.types, weight.format.group
         self._words = words_of_row(self.in_features, self._group)
@@ -104,7 +104,7 @@ class PackedLinear(nn.Module):
             x: the inputs.
             residual: contiguous; if given, the outputs are added to it, in place.
         """
-        out = self._room(x) if residual is None else residual
+        out = self._empty_outputs(x) if residual is None else residual
         sums = out.view(-1, self.out_features)
         apart = [(outputs, *change) for outputs, addition in self._taken for change in addition.apart()]
         before = [None if residual is None else sums[places, outputs].clone() for outputs, places, _ in apart]
@@ -128,16 +128,16 @@ class PackedLinear(nn.Module):
 
     def without_low_rank(self, x: Tensor) -> Tensor:
         """See `corellm.modelling.linear_additions.TakesLowRank`."""
-        out = self._room(x)
+        out = self._empty_outputs(x)
         self._multiply(x, out, None, None)
         return out
 
-    def _room(self, x: Tensor) -> Tensor:
-        """Return a tensor for the outputs of inputs.
+    def _empty_outputs(self, x: Tensor) -> Tensor:
+        """Return a tensor for the outputs of `x`.
 
-        Where a row has one output, these lie apart from each other: of numbers side by side torch computes as many at
-        once as fill a vector, and rounds the others in another way, so that what it makes of one would depend on how
-        many there are. So does the gate of a shared expert, a sigmoid.
+        A layer with one output, such as a shared expert's gate, leaves a gap behind each. The sigmoid that follows is
+        torch's: of contiguous numbers it computes those that fill a vector by other code than the rest, which rounds
+        differently, so that a row's value would depend on the number of rows. With gaps all go through the same code.
         """
         return empty((*x.shape[:-1], self._row), x.dtype)[..., : self.out_features]
 

@@ -16,7 +16,8 @@ from corellm_kernels.fusion.layer_swap import is_plain
 class PatchProduct(nn.Module):
     """A convolution whose stride is the size of its kernel: see `corellm.plain_linears.AsLinear`.
 
-    It has a convolution's numbers.
+    It has the attributes of the convolution, `stride` and others, and is an instance of its class: Parakeet's forward
+    pass asks for `nn.Conv2d` before it masks padding.
     """
 
     as_linear = "_product"
@@ -48,11 +49,11 @@ class PatchProduct(nn.Module):
 
 
 class PatchProduct2d(PatchProduct, nn.Conv2d):
-    """One of images. Forward passes that ask for a convolution, to mask what is behind it, find one."""
+    """Takes the place of an `nn.Conv2d`."""
 
 
 class PatchProduct3d(PatchProduct, nn.Conv3d):
-    """One of videos."""
+    """Takes the place of an `nn.Conv3d`."""
 
 
 def pack_patches(model: nn.Module) -> int:

@@ -24,7 +24,7 @@ class RouterWeight(nn.Parameter):
     """A weight whose products, `functional.linear`, are those of a packed one."""
 
     _packed: dict[torch.dtype, PackedLinear]
-    """By the types in which it is multiplied: added when it first is."""
+    """Packed forms by type, each made at the first product in that type."""
 
     def __new__(
         cls, weight: Tensor, requires_grad: bool = False, *, packed: dict[torch.dtype, PackedLinear] | None = None

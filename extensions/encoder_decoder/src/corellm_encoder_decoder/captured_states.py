@@ -14,7 +14,7 @@ from corellm.worker.input_batch import FlatBatch
 
 
 class CapturedStates:
-    """Where the states are of each row of a captured step.
+    """Counts and block tables of the states that each row of a captured step attends to.
 
     Args:
         num_rows: most rows of a step.

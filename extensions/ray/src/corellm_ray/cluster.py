@@ -15,7 +15,7 @@ REPLICA_SETTINGS = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # it waits for the engine, and computes nothing
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1),  # items' tensors take more than gRPC's 4 MB
 }
-"""What replicas read, too, on whatever machine."""
+"""Settings that replicas read, too, on each machine of the cluster."""
 _SETTINGS = {
     **REPLICA_SETTINGS,
     "RAY_USAGE_STATS_ENABLED": "0",  # it reports to its makers otherwise

@@ -1,4 +1,4 @@
-"""What is new of one server's requests in a replica, until it is sent: one message for all of them.
+"""Outputs of one server's requests in a replica that wait to be sent, in one message for all requests.
 
 Knows outputs, and when they are sent; knows neither the engine nor Ray.
 """
@@ -18,8 +18,8 @@ JOIN_SECONDS = 0.02
 """Least time between two messages: each takes about half a millisecond of a core on either side. The first output of a
 request waits for nothing, nor does the last one, which is no part of these messages."""
 IDLE_SECONDS = 1.0
-"""How long messages go on without a request. They are a request as Ray Serve counts, and a replica that is to go waits
-for all of them."""
+"""Seconds after the last request until the stream of messages ends. Ray Serve counts the stream as a request, and a
+replica drains until it has none."""
 
 
 class Outbox:
@@ -33,7 +33,7 @@ class Outbox:
         self._to_delta = to_delta
         self._waiting: dict[str, Any] = {}
         self._num_sent: dict[str, int] = {}
-        """Messages with each request's outputs."""
+        """Numbers of messages that had outputs of each request."""
         self._has_news, self._is_urgent = asyncio.Event(), asyncio.Event()
         self._idle_since = time.monotonic()
         self.is_read = False
@@ -56,11 +56,11 @@ class Outbox:
             self._is_urgent.set()
 
     def last(self, number: str, output: Any) -> tuple[Delta, int]:
-        """What of a request is in no message, and how many messages have the rest."""
+        """Return the outputs of a request that were not sent, and the number of messages that had the others."""
         return self._to_delta(self._joined(number, output)), self._num_sent[number]
 
     def num_sent(self, number: str) -> int:
-        """How many messages have a request's outputs."""
+        """Return the number of messages that had outputs of a request."""
         return self._num_sent[number]
 
     def end(self, number: str) -> None:

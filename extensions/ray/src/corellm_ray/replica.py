@@ -33,7 +33,7 @@ class Last(msgspec.Struct, array_like=True):
     """The end of a request."""
 
     delta: Delta
-    """What is in no message of `EngineReplica.news`; its id is the replica's."""
+    """Outputs that no message of `EngineReplica.news` had; its id is the replica's."""
     num_sent: int
     """Messages of `EngineReplica.news` that have the rest."""
 
@@ -66,7 +66,7 @@ class EngineReplica:
         self._codec = self._llm.engine.use.codec or RequestCodec()
         self._params: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(self._codec.params_type)
         self._outboxes: dict[str, Outbox] = {}
-        """By who reads them."""
+        """Outboxes by the server that reads them."""
 
     async def generate(self, request: bytes, tensors: bytes, key: bytes, reader: str, number: str) -> bytes:
         """Run a request; what comes before its end is part of `news`. Returns an encoded `Last`.
@@ -99,7 +99,7 @@ class EngineReplica:
             self._forget(reader, outbox)
 
     async def news(self, reader: str, target: str) -> AsyncGenerator[bytes, None]:
-        """What is new of all requests of a reader: encoded lists of deltas, with a request's number as its id.
+        """Yield new outputs of all requests of a reader: encoded lists of deltas, each with its request's number.
 
         Ends when there was no request for a while. An empty message comes first, if another replica was meant.
 

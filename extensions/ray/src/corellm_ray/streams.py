@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
 ENDED = (RayActorError, EngineDeadError, AioRpcError)
-"""What a call raises whose replica ended."""
+"""Errors that a call raises when its replica has ended."""
 MOST_CALLS = 100
 """Times that a call for one replica is sent: another may get it while replicas are asked how much they have to do."""
 CALL_PAUSE = 0.05
@@ -62,7 +62,7 @@ class _Running:
         self._found.put_nowait(error)
 
     async def next(self) -> Delta:
-        """The next part.
+        """Return the next part.
 
         Raises:
             Exception: what `fail` was given.
@@ -90,13 +90,13 @@ class Streams:
         self._broken: set[tuple[str, str]] = set()
         """Streams that broke off. Replicas may go on with them for a while, so later ones have another name."""
         self._requests: dict[str, _Running] = {}
-        """By number."""
+        """Requests by number."""
         self._reading: dict[tuple[str, str], asyncio.Task[None]] = {}
-        """By the stream's name and the replica."""
+        """Tasks by the stream's name and the replica."""
         listen(self._name, self._placed)
 
     async def deltas(self, request: tuple[bytes, bytes], key: bytes) -> AsyncGenerator[Delta, None]:
-        """What a replica yields of a request, at last its end; closing the iteration aborts it there.
+        """Yield the deltas of a request, the finished one last; closing the iteration aborts the request.
 
         Args:
             request: of `wire.to_wire`.

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NO_TOWER = "none"
-"""What `mmproj` is for a text model alone."""
+"""Value of `mmproj` for a text model alone."""
 _UNFINISHED, _LONGEST = ".unfinished-", 3600
 """How names of directories begin in which one is made, and after how many seconds none is any longer."""
 _TOWERS = "*mmproj*.gguf"
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 """Names of parts of a file."""
 _GEMMA_3_SCALARS = {62: 168}
-"""By number of layers: what Gemma 3's queries are scaled by, if it is not the width of a head; files do not say."""
+"""`query_pre_attn_scalar` of Gemma 3 by number of layers, where it is not the width of a head; files do not say."""
 _SAME_FOR_TEXTS = {"qwen2vl": "qwen2"}
 """Architectures that transformers does not read, and those that compute the same without images."""
 

@@ -7,6 +7,7 @@ are downloaded.
 from __future__ import annotations
 
 import glob
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,8 +16,10 @@ from corellm.errors import CheckpointError
 from corellm.loading.checkpoint import download
 from corellm_quantization.gguf.checkpoint import NO_TOWER, files_of
 
+logger = logging.getLogger(__name__)
+
 _TOWER_TYPES = ("F16", "BF16", "Q8_0", "F32")
-"""Which of several encoders is taken, if none has the model's type."""
+"""Types of encoders in order of preference, if none has the model's type."""
 
 
 def download_gguf(model: str, revision: str | None, mmproj: str | None) -> tuple[Path, str]:
@@ -39,6 +42,7 @@ def download_gguf(model: str, revision: str | None, mmproj: str | None) -> tuple
         listed = _listed(name, revision)
     except Exception as error:  # of the hub, or of its client, which is another one in other releases
         folder, failure = download(name, revision, [], what="model"), error
+        logger.warning("%s: the hub did not answer (%s); its cache here is used", name, type(error).__name__)
         listed = [file.relative_to(folder).as_posix() for file in sorted(folder.rglob("*.gguf"))]
     names = [Path(file) for file in listed if file.endswith(".gguf")]
     towers = [file for file in names if "mmproj" in file.name]

@@ -1,4 +1,4 @@
-"""What files of towers state of images and of the sizes of layers, checked before anything is made of it."""
+"""Sizes of images and layers that a GGUF file of an encoder states, checked before a configuration is made of them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def tokens_per_side(file: GgufFile, scale: int) -> int:
     """Return how many tokens a side of an image has, each of `scale` patches.
 
     Raises:
-        CheckpointError: none.
+        CheckpointError: an image is smaller than a token.
     """
     size, patch = (file.positive(f"clip.vision.{name}") for name in ("image_size", "patch_size"))
     if size < patch * scale:
